@@ -1,0 +1,261 @@
+"""Typed settings of a run, as plain data.
+
+The field names are the names on the command line (``--strategy.inner_steps``) and in YAML. Plain dataclasses, so that
+the pure layers need no configuration library; `ray_lowcomm.config` reads them from YAML, environment and command line.
+`None` in `StrategySettings` means 'the default of the chosen strategy' (`ray_lowcomm.strategies.resolve`).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from ray_lowcomm.core.errors import SettingError
+
+
+def _positive(section: str, settings: object, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not value > 0:
+            raise SettingError(f"{section}.{name}", value, "must be greater than 0")
+
+
+def _not_negative(section: str, settings: object, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not value >= 0:
+            raise SettingError(f"{section}.{name}", value, "must be 0 or greater")
+
+
+def _fraction(section: str, settings: object, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not 0 <= value < 1:
+            raise SettingError(f"{section}.{name}", value, "must be at least 0 and less than 1")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Name, place and pace of a run. `eval_every` and `log_every` are in rounds; 0 switches off."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    name: str = "default"
+    output_dir: str = "outputs"
+    seed: int = 0
+    resume: bool = False
+    eval_every: int = 4
+    log_every: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.name or "/" in self.name or self.name in (".", ".."):
+            raise SettingError("run.name", self.name, "must be a folder name: not empty, no '/'")
+        _not_negative("run", self, "seed", "eval_every", "log_every")
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """`every` is in rounds (0: only at the end); the newest `keep` whole checkpoints stay."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    every: int = 10
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        _not_negative("checkpoint", self, "every")
+        _positive("checkpoint", self, "keep")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """`name`: ``byte_gpt``, ``small_cnn``, ``hf:CONFIG_DIR`` or ``module:factory``; `args` go to it as keywords.
+
+    `buffers`: what is done with BatchNorm statistics and counters after a round: `average` (floating ones; integer
+    ones are taken from the lowest rank), `local` (left alone) or `first` (all taken from the lowest rank).
+    `init_from`: a ``model/`` folder or a ``.safetensors`` file with weights to start from.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    name: str = "byte_gpt"
+    args: dict[str, Any] = field(default_factory=dict)
+    buffers: Literal["average", "local", "first"] = "average"
+    init_from: str | None = None
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """`name`: ``python_stdlib``, ``digits``, ``files`` (Parquet, Arrow, JSONL or text at `path`) or ``hf:DATASET``.
+
+    `sequence_length` is in tokens; `tokenizer` is ``bytes`` or a local folder or name of a Hugging Face tokenizer.
+    `eval_samples` bounds the fixed validation subset.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    name: str = "python_stdlib"
+    path: str | None = None
+    text_column: str = "text"
+    image_column: str = "image"
+    label_column: str = "label"
+    config_name: str | None = None
+    split: str = "train"
+    sequence_length: int = 64
+    tokenizer: str = "bytes"
+    validation_fraction: float = 0.05
+    eval_samples: int = 512
+
+    def __post_init__(self) -> None:
+        _positive("data", self, "sequence_length", "eval_samples")
+        if not 0 < self.validation_fraction < 1:
+            raise SettingError("data.validation_fraction", self.validation_fraction, "must be between 0 and 1")
+
+
+@dataclass(frozen=True)
+class InnerSettings:
+    """The replica's own training. `steps` is the nominal number of optimizer steps per replica in the whole run."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    steps: int = 800
+    batch_size: int = 16
+    accumulate: int = 1
+    lr: float = 3e-3
+    optimizer: Literal["adamw", "sgd", "adopt"] = "adamw"
+    betas: tuple[float, float] = (0.9, 0.99)
+    momentum: float = 0.9
+    weight_decay: float = 0.1
+    warmup_steps: int = 20
+    schedule: Literal["constant", "cosine"] = "cosine"
+    clip_norm: float | None = 1.0
+    state_on_sync: Literal["keep", "reset"] = "keep"
+    autocast: bool = True
+
+    def __post_init__(self) -> None:
+        _positive("inner", self, "steps", "batch_size", "accumulate", "lr", "clip_norm")
+        _not_negative("inner", self, "weight_decay", "warmup_steps")
+        _fraction("inner", self, "momentum")
+        for beta in self.betas:
+            if not 0 <= beta < 1:
+                raise SettingError("inner.betas", self.betas, "each must be at least 0 and less than 1")
+
+
+@dataclass(frozen=True)
+class StrategySettings:
+    """Which algorithm, and its numbers; `None` takes the default of that algorithm.
+
+    `inner_steps` is H. `topk` is for a full chunk of `chunk_size`² coefficients. The three periods are DES-LOC's
+    (in steps; `exp_avg_period` also governs `momentum_buffer`). `overlap_steps`: a message is applied that many inner
+    steps after it was made.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    name: str = "dct_momentum"
+    inner_steps: int | None = None
+    topk: int | None = None
+    chunk_size: int | None = None
+    outer_lr: float | None = None
+    outer_momentum: float | None = None
+    outer_optimizer: Literal["none", "sgd", "nesterov"] | None = None
+    residual: Literal["model", "buffer"] | None = None
+    residual_decay: float | None = None
+    value_bits: int | None = None
+    variant: Literal["consistent", "paper"] | None = None
+    reduce: Literal["replicas", "senders"] | None = None
+    combine: Literal["mean", "gather"] | None = None
+    param_period: int | None = None
+    exp_avg_period: int | None = None
+    exp_avg_sq_period: int | None = None
+    periods: Literal["fixed", "random"] | None = None
+    overlap_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        _positive("strategy", self, "inner_steps", "topk", "chunk_size", "outer_lr")
+        _positive("strategy", self, "param_period", "exp_avg_period", "exp_avg_sq_period")
+        _not_negative("strategy", self, "overlap_steps")
+        _fraction("strategy", self, "outer_momentum")
+        if self.residual_decay is not None and not 0 <= self.residual_decay <= 1:
+            raise SettingError("strategy.residual_decay", self.residual_decay, "must be between 0 and 1")
+
+
+@dataclass(frozen=True)
+class CohortSettings:
+    """One Ray Train run of the fleet: how many replicas, on which nodes."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    replicas: int = 1
+    label_selector: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _positive("fleet.cohorts", self, "replicas")
+
+
+@dataclass(frozen=True)
+class FleetSettings:
+    """How many replicas, on what, and how long anybody waits for anybody. All times are in seconds.
+
+    `deadline_s` bounds one exchange; `hang_s` is how long a round waits for a replica that is alive but does not
+    arrive; `start_s` how long a run waits for its first members. With `quorum` (a count) and `straggler: drop` a round
+    closes `grace_s` after the quorum has arrived; who is late starts again from the shared state and its steps are
+    counted as lost. `max_failures` is the number of deaths of one replica without a committed round in between.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    replicas: int = 2
+    address: str | None = None
+    resources_per_replica: dict[str, float] = field(default_factory=lambda: {"CPU": 1.0})
+    cohorts: tuple[CohortSettings, ...] = ()
+    transport: Literal["ray", "local"] = "ray"
+    threads_per_replica: int = 1
+    pace: Literal["equal", "by_speed"] = "equal"
+    quorum: int | None = None
+    grace_s: float = 5.0
+    deadline_s: float = 60.0
+    hang_s: float = 600.0
+    start_s: float = 300.0
+    straggler: Literal["wait", "drop"] = "wait"
+    max_retries: int = 5
+    max_failures: int = 5
+
+    def __post_init__(self) -> None:
+        _positive("fleet", self, "replicas", "threads_per_replica", "deadline_s", "hang_s", "start_s", "max_failures")
+        _positive("fleet", self, "quorum")
+        _not_negative("fleet", self, "grace_s", "max_retries")
+        if self.quorum is not None and self.quorum > self.replicas:
+            raise SettingError("fleet.quorum", self.quorum, f"must be at most fleet.replicas = {self.replicas}")
+        total = sum(cohort.replicas for cohort in self.cohorts)
+        if self.cohorts and total != self.replicas:
+            raise SettingError("fleet.replicas", self.replicas, f"must equal the sum over fleet.cohorts, {total}")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One entry of a fault schedule: `do` to `replica` at `round`, in a given `phase` of that round.
+
+    `inner`: in the middle of the inner steps; `exchange`: when the exchange begins; `voted`: after the replica's vote,
+    before the commit. `nan` puts a NaN into one weight; `seconds` is for `hang`.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    do: Literal["kill", "hang", "nan"]
+    replica: int
+    round: int
+    phase: Literal["inner", "exchange", "voted"] = "inner"
+    seconds: float = 20.0
+
+    def __post_init__(self) -> None:
+        _not_negative("faults", self, "replica", "round", "seconds")
+
+
+@dataclass(frozen=True)
+class TrackingSettings:
+    """MLflow: `uri` of the store (default: a SQLite file in the output directory) and name of the experiment."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    uri: str | None = None
+    experiment: str = "ray_lowcomm"
+    enabled: bool = True

@@ -1,0 +1,186 @@
+"""What replicas and the driver say to each other: plain data, sent by whatever transport.
+
+A replica sends a request and gets one answer. `member` is the replica's index in the fleet, 0 <= member < replicas,
+and stays the same when the replica is started again; the driver gives each start a new `incarnation`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Bytes = dict[str, int]  # keys: up, down, buffer, wire_up, wire_down
+
+
+@dataclass(frozen=True)
+class Join:
+    """A replica asks to take part. `digest` is of its initial parameters, `config` of everything that must agree."""
+
+    member: int
+    digest: str
+    config: dict[str, str]
+    endpoint: Any = None  # what the transport needs to reach this replica; opaque to the driver
+    steps_lost: int = 0  # inner steps executed since the last commit and given up by this join
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Take part from the inner steps of `round` on, which start at nominal step `step`.
+
+    `state` is a reference to a live peer's state, or None: keep what you have. `positions` are the committed data
+    positions of all virtual shards.
+    """
+
+    incarnation: int
+    round: int
+    step: int
+    inner_steps: int
+    positions: dict[int, int]
+    state: Any = None
+
+
+@dataclass(frozen=True)
+class PayloadSize:
+    """Size in bytes of the payload for one op."""
+
+    op: str
+    combine: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A replica has finished its inner steps of `round`. `healthy` False: something non-finite; it sits this one out.
+
+    `digest` is that of the shared state before this round, None where replicas are not kept consistent.
+    """
+
+    member: int
+    incarnation: int
+    round: int
+    healthy: bool
+    steps: int
+    tokens: int
+    loss: float
+    compute_s: float
+    sizes: tuple[PayloadSize, ...]
+    digest: str | None
+    positions: dict[int, int]
+    residual_norm: float = 0.0
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Exchange now, as `rank` of `members`, in the collective group of `generation`, within `deadline_s` seconds.
+
+    `sizes[op]` are the payload sizes in rank order; `rendezvous` is the endpoint of rank 0.
+    """
+
+    generation: int
+    round: int
+    members: tuple[int, ...]
+    weights: tuple[float, ...]
+    sizes: dict[str, tuple[int, ...]]
+    deadline_s: float
+    rendezvous: Any = None
+
+    def rank(self, member: int) -> int:
+        """Rank of a member in this generation's group."""
+        return self.members.index(member)
+
+
+@dataclass(frozen=True)
+class Vote:
+    """Received whole and valid (`ok`), or not and why. `digest` covers the committed history and what was received."""
+
+    member: int
+    incarnation: int
+    generation: int
+    ok: bool
+    digest: str = ""
+    problem: str = ""
+    exchange_s: float = 0.0
+    wait_s: float = 0.0
+    bytes: Bytes = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The round is committed: apply what was received. The rest are this member's duties at the end of the round."""
+
+    round: int
+    inner_steps: int  # of the next round; 0: the run ends here
+    evaluate: bool = False
+    checkpoint: str | None = None  # folder to write local state into
+    write_shared: bool = False  # write the shared state into it, too
+    serve: tuple[int, ...] = ()  # joining members that wait for a state from this replica
+
+
+@dataclass(frozen=True)
+class Reset:
+    """Give up what is open and join again, for `reason`."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The run is over for this replica."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A state for joining members, taken at the end of `round`; `state` is a reference the transport understands."""
+
+    member: int
+    round: int
+    joiners: tuple[int, ...]
+    state: Any
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Validation loss of the shared model after `round`."""
+
+    member: int
+    round: int
+    val_loss: float
+
+
+@dataclass(frozen=True)
+class Saved:
+    """This member's files of the checkpoint of `round` are written: name -> (bytes, hash). `problem`: they are not."""
+
+    member: int
+    round: int
+    files: dict[str, tuple[int, str]]
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The train function has returned. `digest` is the final one of the shared state."""
+
+    member: int
+    digest: str | None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The train function raised: one line, and the whole traceback for a file."""
+
+    member: int
+    error: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Noted:
+    """Answer to what needs no answer."""
+
+
+Request = Join | Arrival | Vote | Offer | Evaluated | Saved | Finished | Failed
+Answer = Welcome | Plan | Commit | Reset | Stop | Noted
