@@ -1,0 +1,69 @@
+"""All algorithms by name, and the settings each understands."""
+
+from dataclasses import fields, replace
+
+from ray_lowcomm.core import optimizer_state
+from ray_lowcomm.core.errors import SettingError
+from ray_lowcomm.core.schedule import Schedule
+from ray_lowcomm.core.settings import StrategySettings
+from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.strategies.contract import Algorithm, Strategy
+from ray_lowcomm.strategies.dct_momentum import DCT_MOMENTUM
+from ray_lowcomm.strategies.ddp import DDP_ALGORITHM
+from ray_lowcomm.strategies.desloc import DESLOC
+from ray_lowcomm.strategies.diloco import DILOCO
+from ray_lowcomm.strategies.local_adam import LOCAL_ADAM
+from ray_lowcomm.strategies.local_sgd import LOCAL_SGD
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "ddp": DDP_ALGORITHM,
+    "local_sgd": LOCAL_SGD,
+    "local_adam": LOCAL_ADAM,
+    "diloco": DILOCO,
+    "dct_momentum": DCT_MOMENTUM,
+    "desloc": DESLOC,
+}
+
+
+def algorithm(name: str) -> Algorithm:
+    """The registry's entry; SettingError with the names that exist if there is none."""
+    if name not in ALGORITHMS:
+        raise SettingError("strategy.name", name, f"must be one of {', '.join(ALGORITHMS)}")
+    return ALGORITHMS[name]
+
+
+def resolve(settings: StrategySettings) -> StrategySettings:
+    """Settings with every None replaced by the algorithm's default; resolving twice changes nothing.
+
+    Raises:
+        SettingError: an unknown algorithm, a field that it does not use, or a combination that makes no sense.
+    """
+    entry = algorithm(settings.name)
+    for item in fields(settings):
+        given = getattr(settings, item.name)
+        if item.name != "name" and given is not None and item.name not in entry.defaults:
+            used = ", ".join(entry.defaults) or "no field"
+            raise SettingError(f"strategy.{item.name}", given, f"is not used by {settings.name}, which takes {used}")
+    filled = {name: value for name, value in entry.defaults.items() if getattr(settings, name) is None}
+    resolved = entry.derived(replace(settings, **filled))
+    entry.check(resolved)
+    return resolved
+
+
+def schedule(settings: StrategySettings, moments: tuple[str, ...], seed: int, total: int) -> Schedule:
+    """The ops of a run of `total` nominal steps; the same on all replicas and in the driver."""
+    entry = algorithm(settings.name)
+    return Schedule(entry.due(settings, moments, seed), total, entry.final)
+
+
+def moments_of(tracks: Tracks) -> tuple[str, ...]:
+    """The moments of the replica's optimizer, as `schedule` wants them."""
+    return optimizer_state.moment_names(tracks.optimizer)
+
+
+def build(settings: StrategySettings, tracks: Tracks) -> Strategy:
+    """The strategy of one replica, from resolved settings."""
+    return algorithm(settings.name).build(settings, tracks)
+
+
+__all__ = ["ALGORITHMS", "Algorithm", "Strategy", "algorithm", "build", "moments_of", "resolve", "schedule"]

@@ -1,0 +1,96 @@
+"""The moments of an inner optimizer by name: read, write, reset, save and load.
+
+Known are torch's Adam family and SGD with momentum, and `ray_lowcomm.core.adopt.Adopt`. Any other optimizer can be
+saved, loaded and handed to a joiner; its moments become tracks once its state exists.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ray_lowcomm.core.adopt import Adopt
+from ray_lowcomm.core.errors import CheckpointError
+
+_ADAM_FAMILY = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RAdam, Adopt)
+
+
+def moment_names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """Names of the per-element states: ('exp_avg', 'exp_avg_sq') for Adam, ('momentum_buffer',) for SGD with momentum."""
+    if isinstance(optimizer, _ADAM_FAMILY):
+        extra = ("max_exp_avg_sq",) if optimizer.defaults.get("amsgrad") else ()
+        return ("exp_avg", "exp_avg_sq", *extra)
+    if isinstance(optimizer, torch.optim.SGD):
+        return ("momentum_buffer",) if any(group["momentum"] for group in optimizer.param_groups) else ()
+    names: dict[str, None] = {}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim() > 0:
+                names[key] = None
+    return tuple(names)
+
+
+def moment(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, name: str) -> Tensor:
+    """The moment of one parameter, in its shape; zeros while the optimizer has not stepped it."""
+    value = optimizer.state.get(parameter, {}).get(name)
+    return torch.zeros_like(parameter) if value is None else value
+
+
+def set_moment(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, name: str, value: Tensor) -> None:
+    """Set the moment of one parameter to `value` (same shape). Nothing is created for a value of zeros."""
+    current = optimizer.state.get(parameter, {}).get(name)
+    if current is not None:
+        current.copy_(value)
+    elif value.any():
+        _create_state(optimizer, parameter)[name] = value.to(parameter.dtype, copy=True)
+
+
+def reset(optimizer: torch.optim.Optimizer) -> None:
+    """Forget all moments and step counts, as if the optimizer had just been made."""
+    optimizer.state.clear()
+
+
+def state_tensors(optimizer: torch.optim.Optimizer, names: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The whole state as ``<parameter>/<key>`` -> tensor; plain numbers become 0-d float64 tensors."""
+    out: dict[str, Tensor] = {}
+    for name, parameter in names.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                out[f"{name}/{key}"] = value.detach()
+            elif isinstance(value, (int, float)):
+                out[f"{name}/{key}"] = torch.tensor(float(value), dtype=torch.float64)
+    return out
+
+
+def load_state_tensors(
+    optimizer: torch.optim.Optimizer, names: dict[str, nn.Parameter], tensors: dict[str, Tensor]
+) -> None:
+    """Replace the state by what `state_tensors` returned. Settings in param_groups (lr, decay) are left as they are.
+
+    Raises:
+        CheckpointError: state for a parameter that this model does not have.
+    """
+    reset(optimizer)
+    for full_name, value in tensors.items():
+        name, _, key = full_name.rpartition("/")
+        if name not in names:
+            raise CheckpointError(f"optimizer state for {name!r}, which this model does not have: same model and code?")
+        parameter = names[name]
+        optimizer.state[parameter][key] = _placed(optimizer, parameter, key, value)
+
+
+def _placed(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str, value: Tensor) -> Any:
+    if key != "step":
+        return value.to(parameter.device, copy=True)
+    # torch keeps `step` on the CPU unless the optimizer is fused or capturable (torch issue 103256)
+    on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
+    return value.to(parameter.device if on_device else "cpu", copy=True)
+
+
+def _create_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
+    state: dict[str, Any] = optimizer.state[parameter]
+    if isinstance(optimizer, _ADAM_FAMILY):
+        state.setdefault("step", torch.tensor(0.0))
+        for name in moment_names(optimizer):
+            state.setdefault(name, torch.zeros_like(parameter))
+    return state

@@ -1,0 +1,43 @@
+"""Outer optimizers: a step of the shared parameters along the mean pseudo-gradient (old minus new)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class OuterOptimizer:
+    """SGD on the shared parameters, as torch.optim.SGD(lr, momentum, nesterov, dampening=0) does it.
+
+    `none` takes the step itself (lr 1, no momentum): the shared parameters become anchor − pseudo-gradient.
+    Nesterov (DiLoCo, arXiv 2311.08105): m ← μ m + Δ ; θ ← θ − η (Δ + μ m). `sgd` with momentum: θ ← θ − η m.
+    """
+
+    kind: Literal["none", "sgd", "nesterov"] = "nesterov"
+    lr: float = 0.7
+    momentum: float = 0.9
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a momentum buffer is kept."""
+        return self.kind != "none" and self.momentum > 0
+
+    def start(self, anchor: Tensor) -> Tensor | None:
+        """The momentum buffer [n] before the first step: zeros, so that after it m = Δ."""
+        return torch.zeros_like(anchor) if self.has_state else None
+
+    def step(self, anchor: Tensor, pseudo_gradient: Tensor, momentum: Tensor | None) -> None:
+        """Update `anchor` [n] and `momentum` [n] in place; `pseudo_gradient` [n] is left alone."""
+        if self.kind == "none":
+            anchor.sub_(pseudo_gradient)
+            return
+        if momentum is None:
+            anchor.sub_(pseudo_gradient, alpha=self.lr)
+            return
+        momentum.mul_(self.momentum).add_(pseudo_gradient)
+        if self.kind == "nesterov":
+            anchor.sub_(pseudo_gradient, alpha=self.lr).sub_(momentum, alpha=self.lr * self.momentum)
+        else:
+            anchor.sub_(momentum, alpha=self.lr)

@@ -1,0 +1,101 @@
+"""A replica's synchronisable tensors as flat vectors: `params`, `grads` and the moments of its optimizer."""
+
+import torch
+from torch import Tensor, nn
+
+from ray_lowcomm.core import optimizer_state
+from ray_lowcomm.core.errors import SettingError
+from ray_lowcomm.core.layout import Layout
+from ray_lowcomm.core.names import trainable_parameters, work_dtype
+
+PARAMS, GRADS = "params", "grads"
+
+
+class Tracks:
+    """Reads and writes the tracks of one model and its optimizer.
+
+    All vectors are flat [n] over the trainable parameters, in `layout.dtype` (float32, or float64 for a model that has
+    float64 parameters), on the parameters' device.
+
+    A parameter of lower precision has a master copy in that dtype: what was last written to it. Reading returns
+    master + (parameter − what was loaded into it), so that rounding at the load is never taken for training, and small
+    outer updates are not swallowed.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.parameters = trainable_parameters(model)
+        self.optimizer = optimizer
+        self._tensors = list(self.parameters.values())
+        self.layout = Layout.of({k: p.data for k, p in self.parameters.items()}, work_dtype(self._tensors))
+        self._masters = {
+            i: p.detach().to(self.layout.dtype, copy=True)
+            for i, p in enumerate(self._tensors)
+            if p.dtype != self.layout.dtype
+        }
+
+    def check(self, tracks: tuple[str, ...]) -> None:
+        """Raise SettingError unless the optimizer has these tracks."""
+        have = (PARAMS, GRADS, *optimizer_state.moment_names(self.optimizer))
+        for track in tracks:
+            if track not in have:
+                raise SettingError("track", track, f"{type(self.optimizer).__name__} has {', '.join(have)}")
+
+    def read(self, track: str) -> Tensor:
+        """A new flat vector [n] with the current values; zeros where there is no gradient or no state yet."""
+        if track == PARAMS:
+            return self.layout.flatten(self._parameter(i, p) for i, p in enumerate(self._tensors))
+        if track == GRADS:
+            return self.layout.flatten(torch.zeros_like(p) if p.grad is None else p.grad for p in self._tensors)
+        return self.layout.flatten(optimizer_state.moment(self.optimizer, p, track) for p in self._tensors)
+
+    def write(self, track: str, flat: Tensor) -> None:
+        """Set the track to `flat` [n], cast to the tensors' dtypes."""
+        parts = self.layout.split(flat)
+        with torch.no_grad():
+            for i, (parameter, part) in enumerate(zip(self._tensors, parts, strict=True)):
+                if track == PARAMS:
+                    self._set_parameter(i, parameter, part)
+                elif track == GRADS:
+                    _set_gradient(parameter, part)
+                else:
+                    optimizer_state.set_moment(self.optimizer, parameter, track, part)
+
+    def loaded(self, flat: Tensor) -> Tensor:
+        """`flat` [n] as the model would hold it: rounded to the parameters' dtypes and back."""
+        if not self._masters:
+            return flat
+        parts = self.layout.split(flat)
+        return self.layout.flatten(part.to(p.dtype) for p, part in zip(self._tensors, parts, strict=True))
+
+    def masters(self) -> dict[str, Tensor]:
+        """Master copies of low-precision parameters by name, for the replica's local state."""
+        names = self.layout.names
+        return {names[i]: master for i, master in self._masters.items()}
+
+    def load_masters(self, masters: dict[str, Tensor]) -> None:
+        """Put back what `masters` returned; the parameters themselves are loaded apart."""
+        for i, master in self._masters.items():
+            master.copy_(masters[self.layout.names[i]])
+
+    def _parameter(self, index: int, parameter: nn.Parameter) -> Tensor:
+        master = self._masters.get(index)
+        if master is None:
+            return parameter
+        trained = parameter.detach().to(master.dtype) - master.to(parameter.dtype).to(master.dtype)
+        return master + trained
+
+    def _set_parameter(self, index: int, parameter: nn.Parameter, part: Tensor) -> None:
+        if index in self._masters:
+            self._masters[index].copy_(part)
+        parameter.copy_(part)
+
+
+def _set_gradient(parameter: nn.Parameter, part: Tensor) -> None:
+    # A parameter that no replica used must stay without a gradient, or weight decay would move it; the rule looks only
+    # at the mean, so all replicas decide alike.
+    if not part.any():
+        parameter.grad = None
+    elif parameter.grad is None:
+        parameter.grad = part.to(parameter.dtype, copy=True)
+    else:
+        parameter.grad.copy_(part)

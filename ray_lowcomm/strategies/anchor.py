@@ -1,0 +1,114 @@
+"""The anchor: fp32 shared parameters with their outer optimizer, held alike by every replica."""
+
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from ray_lowcomm.core.digest import digest_tensors
+from ray_lowcomm.core.errors import CheckpointError
+from ray_lowcomm.core.outer import OuterOptimizer
+from ray_lowcomm.core.tracks import PARAMS, Tracks
+from ray_lowcomm.strategies.contract import State
+
+ANCHOR, MOMENTUM = "anchor/", "outer_momentum/"
+Open = TypeVar("Open")
+
+
+class Anchor:
+    """`values` and `momentum` (None without one) are flat [n] in the layout's dtype; both change only in `step`."""
+
+    def __init__(self, tracks: Tracks, outer: OuterOptimizer) -> None:
+        self.tracks, self.outer = tracks, outer
+        self.values = tracks.read(PARAMS)
+        self.momentum = outer.start(self.values)
+
+    def pseudo_gradient(self) -> Tensor:
+        """anchor − local parameters, flat [n]: what this replica has and the anchor has not."""
+        return self.values - self.tracks.read(PARAMS)
+
+    def step(self, pseudo_gradient: Tensor) -> None:
+        """Outer step along the mean pseudo-gradient, flat [n]."""
+        self.outer.step(self.values, pseudo_gradient, self.momentum)
+
+    def set(self, values: Tensor) -> None:
+        """Take `values`, flat [n], without a step."""
+        self.values.copy_(values)
+
+    def load_into_model(self) -> None:
+        """Set the replica's parameters to the anchor."""
+        self.tracks.write(PARAMS, self.values)
+
+    def state(self) -> State:
+        """Anchor and momentum by parameter name."""
+        layout = self.tracks.layout
+        state = layout.named(self.values, ANCHOR)
+        return state if self.momentum is None else state | layout.named(self.momentum, MOMENTUM)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state` returned. A momentum that the saved run did not have starts at zero."""
+        self.values.copy_(collect(self.tracks, state, ANCHOR))
+        if self.momentum is not None:
+            has = any(name.startswith(MOMENTUM) for name in state)
+            self.momentum.copy_(collect(self.tracks, state, MOMENTUM)) if has else self.momentum.zero_()
+
+    def digest(self) -> str:
+        """Hash of anchor and momentum."""
+        return digest_tensors([self.values] if self.momentum is None else [self.values, self.momentum])
+
+
+class Anchored(Generic[Open]):
+    """The part of the strategy contract that an anchor settles. `Open` is what is kept of an open proposal."""
+
+    consistent, replicated = True, False
+
+    def __init__(self, anchor: Anchor) -> None:
+        self.anchor = anchor
+        self._open: dict[str, Open] = {}
+
+    def discard(self, proposal: str) -> None:
+        """State changes only at `apply`, so nothing is put back."""
+        del self._open[proposal]
+
+    def shared_state(self) -> State:
+        """Anchor and outer momentum."""
+        return self.anchor.state()
+
+    def local_state(self) -> State:
+        """Nothing besides parameters and the inner optimizer's state."""
+        return {}
+
+    def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor] | None) -> None:
+        """Take over the anchor; a joiner starts at it."""
+        self.anchor.load(shared)
+        if local is None:
+            self.anchor.load_into_model()
+
+    def shared_parameters(self) -> Tensor:
+        """The anchor: better than any replica and than their mean (Streaming DiLoCo, 2501.18512)."""
+        return self.anchor.values
+
+    def digest(self) -> str:
+        """Hash of anchor and outer momentum."""
+        return self.anchor.digest()
+
+
+def collect(tracks: Tracks, state: Mapping[str, Tensor], prefix: str) -> Tensor:
+    """Flat [n] from saved tensors by prefixed parameter name.
+
+    Raises:
+        CheckpointError: a parameter is missing or has another shape.
+    """
+    layout = tracks.layout
+    parts = []
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        value = state.get(prefix + name)
+        if value is None or tuple(value.shape) != shape:
+            have = "missing" if value is None else f"of shape {list(value.shape)}"
+            raise CheckpointError(
+                f"saved state has {prefix}{name} {have}, the model wants {list(shape)}: another model?"
+            )
+        parts.append(value)
+    device = next(iter(tracks.parameters.values())).device
+    return layout.flatten(parts).to(device) if parts else torch.empty(0)

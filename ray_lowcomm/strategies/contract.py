@@ -1,0 +1,82 @@
+"""What every algorithm is to the engine: when it synchronises which track, what it sends and what it does with the result."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ray_lowcomm.core.payload import Proposal, Received
+from ray_lowcomm.core.schedule import Due, SyncOp
+from ray_lowcomm.core.settings import StrategySettings
+from ray_lowcomm.core.tracks import Tracks
+
+State = dict[str, Tensor]
+
+
+class Strategy(Protocol):
+    """One replica's side of an algorithm.
+
+    `consistent`: shared state is bit-identical on all replicas after each `apply`. `replicated`: so are the parameters
+    and the optimizer's state (they are then saved once, as shared state).
+    """
+
+    consistent: bool
+    replicated: bool
+
+    def propose(self, op: SyncOp) -> Proposal:
+        """Open a proposal. It knows neither the members nor their weights, and its payload never changes afterwards.
+
+        Raises:
+            PayloadError: what would be sent is not finite.
+        """
+        ...
+
+    def apply(self, proposal: str, received: Received) -> None:
+        """Close a proposal with what was received: a deterministic function of it.
+
+        Raises:
+            PayloadError: a message is damaged; nothing has been changed then.
+        """
+        ...
+
+    def discard(self, proposal: str) -> None:
+        """Close a proposal as if it had never been made."""
+        ...
+
+    def shared_state(self) -> State:
+        """What is equal on all replicas: saved once, given to joiners."""
+        ...
+
+    def local_state(self) -> State:
+        """What is this replica's own, besides its parameters and its optimizer's state."""
+        ...
+
+    def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor] | None) -> None:
+        """Take over saved state. With `local` None start as a joiner: parameters at the shared ones, no residual."""
+        ...
+
+    def shared_parameters(self) -> Tensor:
+        """The parameters to evaluate and to save, flat [n]; may be the strategy's own tensor: do not write to it."""
+        ...
+
+    def digest(self) -> str:
+        """Hash of the shared state, each track at its last commit."""
+        ...
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An entry of the registry.
+
+    `defaults` are the fields of StrategySettings that it uses, with the values that stand for None. `check` raises
+    SettingError on combinations that make no sense. `due` and `final` (tracks to be synchronised at the end of a run)
+    depend on the settings and the optimizer's moments only, so that the driver computes them, too.
+    """
+
+    defaults: Mapping[str, Any]
+    due: Callable[[StrategySettings, tuple[str, ...], int], Due]
+    build: Callable[[StrategySettings, Tracks], Strategy]
+    final: tuple[str, ...] = ("params",)
+    derived: Callable[[StrategySettings], StrategySettings] = field(default=lambda settings: settings)
+    check: Callable[[StrategySettings], None] = field(default=lambda settings: None)

@@ -1,0 +1,82 @@
+"""Decoupled DCT momentum, literally as the seed paper's code does it (ALGORITHMS B2). For comparison only.
+
+Nothing keeps the replicas together: each applies its own pseudo-gradient to an anchor of its own, and they drift apart
+(ALGORITHMS B3). There is no shared digest; the lowest replica is what is evaluated and saved.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ray_lowcomm.core.chunks import ChunkPlan
+from ray_lowcomm.core.codecs.topk import TopK
+from ray_lowcomm.core.outer import OuterOptimizer
+from ray_lowcomm.core.payload import Payload, Proposal, Received
+from ray_lowcomm.core.schedule import SyncOp
+from ray_lowcomm.core.settings import StrategySettings
+from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.strategies.anchor import Anchor, Anchored, collect
+from ray_lowcomm.strategies.contract import State
+
+MOMENTUM, OWN = "momentum/", "own_anchor/"
+
+
+class DctPaper(Anchored[tuple[Tensor, Tensor]]):
+    """m ← β m + Δ_r ; q = top-k DCT(m) ; m ← m − q + Q ; θ_r ← θ_r − η (Δ_r + β m), Q the mean over the senders.
+
+    Shared state is this replica's own anchor: what a joiner of its own starts from, and what is evaluated.
+    Δ_r is not scaled by the replica's share of steps: a proposal does not know the others' (rule of the contract).
+    """
+
+    consistent = False
+
+    def __init__(self, anchor: Anchor, codec: TopK, settings: StrategySettings) -> None:
+        super().__init__(anchor)
+        self.codec = codec
+        self.lr, self.beta = settings.outer_lr or 1.0, settings.outer_momentum or 0.0
+        self.momentum = torch.zeros_like(anchor.values)
+
+    def propose(self, op: SyncOp) -> Proposal:
+        """The largest coefficients of this replica's momentum."""
+        delta = self.anchor.pseudo_gradient()
+        message, sent = self.codec.encode(delta.add(self.momentum, alpha=self.beta))
+        self._open[op.id] = (delta, sent)
+        return Proposal(op.id, Payload("gather", message))
+
+    def apply(self, proposal: str, received: Received) -> None:
+        """Steps 5 to 8 of B2."""
+        mean = self.codec.decode_mean(received.parts, received.weights, "senders")
+        delta, sent = self._open.pop(proposal)
+        self.momentum.mul_(self.beta).add_(delta).sub_(sent).add_(mean)
+        self.anchor.step(delta.add_(self.momentum, alpha=self.beta))
+        self.anchor.load_into_model()
+
+    def local_state(self) -> State:
+        """Own anchor and momentum."""
+        layout = self.anchor.tracks.layout
+        return layout.named(self.anchor.values, OWN) | layout.named(self.momentum, MOMENTUM)
+
+    def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor] | None) -> None:
+        """A joiner starts at its donor's anchor with an empty momentum."""
+        tracks = self.anchor.tracks
+        if local is None:
+            self.anchor.load(shared)
+            self.momentum.zero_()
+            self.anchor.load_into_model()
+        else:
+            self.anchor.set(collect(tracks, local, OWN))
+            self.momentum.copy_(collect(tracks, local, MOMENTUM))
+
+
+def build_paper(settings: StrategySettings, tracks: Tracks) -> DctPaper:
+    """Sides by the largest-divisor rule; `topk` coefficients of each block, however small (clamped to its size)."""
+    anchor = Anchor(tracks, OuterOptimizer("sgd", settings.outer_lr or 1.0, 0.0))
+    topk = settings.topk or 32
+    codec = TopK(
+        ChunkPlan.divisors(tracks.layout, settings.chunk_size or 64),
+        lambda elements: min(topk, elements),
+        value_bits=settings.value_bits or 32,
+        device=anchor.values.device,
+    )
+    return DctPaper(anchor, codec, settings)

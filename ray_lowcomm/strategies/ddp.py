@@ -1,0 +1,68 @@
+"""Synchronous data parallelism (ALGORITHMS A1): gradients are averaged at every step, then clipped and applied by all."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from ray_lowcomm.core.digest import digest_tensors
+from ray_lowcomm.core.payload import Payload, Proposal, Received
+from ray_lowcomm.core.schedule import Due, SyncOp, every
+from ray_lowcomm.core.settings import StrategySettings
+from ray_lowcomm.core.tracks import GRADS, PARAMS, Tracks
+from ray_lowcomm.strategies.anchor import ANCHOR, collect
+from ray_lowcomm.strategies.contract import Algorithm, State, Strategy
+
+
+class DDP:
+    """The reference: parameters and optimizer state are the same on all replicas, so there is no anchor."""
+
+    consistent, replicated = True, True
+
+    def __init__(self, tracks: Tracks) -> None:
+        self.tracks = tracks
+        self._open: set[str] = set()
+
+    def propose(self, op: SyncOp) -> Proposal:
+        """The gradient, dense."""
+        self._open.add(op.id)
+        return Proposal(op.id, Payload("mean", self.tracks.read(GRADS)))
+
+    def apply(self, proposal: str, received: Received) -> None:
+        """The mean gradient replaces the replica's own."""
+        self._open.remove(proposal)
+        self.tracks.write(GRADS, received.parts[0])
+
+    def discard(self, proposal: str) -> None:
+        """Nothing was changed, so nothing is put back."""
+        self._open.remove(proposal)
+
+    def shared_state(self) -> State:
+        """The parameters."""
+        return self.tracks.layout.named(self.tracks.read(PARAMS), ANCHOR)
+
+    def local_state(self) -> State:
+        """Nothing."""
+        return {}
+
+    def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor] | None) -> None:
+        """Parameters are shared state, so they are written in either case."""
+        self.tracks.write(PARAMS, collect(self.tracks, shared, ANCHOR))
+
+    def shared_parameters(self) -> Tensor:
+        """The parameters, flat [n]."""
+        return self.tracks.read(PARAMS)
+
+    def digest(self) -> str:
+        """Hash of the parameters."""
+        return digest_tensors([self.tracks.read(PARAMS)])
+
+
+def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due:
+    return every({GRADS: 1}, point="after_backward")
+
+
+def _build(settings: StrategySettings, tracks: Tracks) -> Strategy:
+    return DDP(tracks)
+
+
+DDP_ALGORITHM = Algorithm(defaults={}, due=_due, build=_build, final=())

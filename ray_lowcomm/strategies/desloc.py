@@ -1,0 +1,56 @@
+"""DES-LOC (arXiv 2505.22549): parameters and each optimizer state are averaged on periods of their own.
+
+For AdamW and ADOPT (exp_avg, exp_avg_sq) and for SGD with momentum (momentum_buffer, on the period of exp_avg). Choose
+K_x first, then a moment's period near the half-life of its beta (`ray_lowcomm.core.schedule.half_life`); the practical
+default is K_u = 3 K_x and K_v = 6 K_x (section D2).
+"""
+
+from dataclasses import replace
+
+from ray_lowcomm.core import optimizer_state
+from ray_lowcomm.core.outer import OuterOptimizer
+from ray_lowcomm.core.schedule import Due, at_random, every
+from ray_lowcomm.core.settings import StrategySettings
+from ray_lowcomm.core.tracks import PARAMS, Tracks
+from ray_lowcomm.strategies.averaging import PeriodicAveraging
+from ray_lowcomm.strategies.contract import Algorithm, Strategy
+
+
+def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due:
+    periods = {PARAMS: settings.param_period or 1}
+    for moment in moments:
+        second = moment in ("exp_avg_sq", "max_exp_avg_sq")
+        periods[moment] = (settings.exp_avg_sq_period if second else settings.exp_avg_period) or 1
+    return at_random(periods, seed) if settings.periods == "random" else every(periods)
+
+
+def _derived(settings: StrategySettings) -> StrategySettings:
+    period = settings.param_period or settings.inner_steps or 1
+    return replace(
+        settings,
+        param_period=period,
+        exp_avg_period=settings.exp_avg_period or 3 * period,
+        exp_avg_sq_period=settings.exp_avg_sq_period or 6 * period,
+    )
+
+
+def _build(settings: StrategySettings, tracks: Tracks) -> Strategy:
+    outer = OuterOptimizer(settings.outer_optimizer or "none", settings.outer_lr or 1.0, settings.outer_momentum or 0.0)
+    return PeriodicAveraging(tracks, optimizer_state.moment_names(tracks.optimizer), outer)
+
+
+DESLOC = Algorithm(
+    defaults={
+        "inner_steps": 32,
+        "param_period": None,
+        "exp_avg_period": None,
+        "exp_avg_sq_period": None,
+        "periods": "fixed",
+        "outer_optimizer": "none",
+        "outer_lr": 1.0,
+        "outer_momentum": 0.9,
+    },
+    due=_due,
+    build=_build,
+    derived=_derived,
+)
