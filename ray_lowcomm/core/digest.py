@@ -22,5 +22,5 @@ def digest_tensors(tensors: Iterable[Tensor]) -> str:
     """64-bit hash of the tensors' bytes in order, as 16 hex digits: equal only for bit-identical content."""
     hasher = xxhash.xxh3_64()
     for tensor in tensors:
-        hasher.update(memoryview(tensor_bytes(tensor).numpy()))
+        hasher.update(tensor_bytes(tensor).numpy().data)
     return hasher.hexdigest()

@@ -50,7 +50,7 @@ class Layout:
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """Views of `flat` [n], one a tensor, in the tensors' shapes."""
-        return [part.view(shape) for part, shape in zip(torch.split(flat, self.sizes), self.shapes, strict=True)]
+        return [part.view(shape) for part, shape in zip(torch.split(flat, list(self.sizes)), self.shapes, strict=True)]
 
     def copy_to(self, flat: Tensor, tensors: Sequence[Tensor]) -> None:
         """Write `flat` [n] into `tensors` in place, cast to their dtypes."""

@@ -67,7 +67,7 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
 
 
 def work_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
-    """dtype of anchor, outer state and exchanged values: float32, or float64 for a model that has float64 parameters.
+    """Dtype of anchor, outer state and exchanged values: float32, or float64 for a model that has float64 parameters.
 
     Low-precision parameters never lower it (ALGORITHMS: bf16 swallows updates below about 1e-3 relative).
     """

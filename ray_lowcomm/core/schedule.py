@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import xxhash
@@ -48,7 +48,9 @@ class Schedule:
         """Ops launched when `step` steps are complete. Nothing at 0, and at the end a sync of the `final` tracks."""
         if not 0 < step <= self.total:
             return ()
-        ops = tuple(op if op.apply <= self.total else _applied_at(op, self.total) for op in self.due(step))
+        # an op may not reach the end: the final sync is proposed there, against an anchor that includes it
+        latest = max(step, self.total - 1)
+        ops = tuple(replace(op, apply=min(op.apply, latest)) for op in self.due(step))
         if step == self.total:
             done = {op.track for op in ops}
             ops += tuple(SyncOp(track, step, step) for track in self.final if track not in done)
@@ -57,10 +59,6 @@ class Schedule:
     def next_step(self, step: int) -> int | None:
         """The next step after `step` at which ops are launched; None after the last."""
         return next((s for s in range(step + 1, self.total + 1) if self.ops(s)), None)
-
-
-def _applied_at(op: SyncOp, step: int) -> SyncOp:
-    return SyncOp(op.track, op.launch, step, op.point, op.fragment, op.scope)
 
 
 def every(periods: dict[str, int], overlap: int = 0, point: Point = "after_step") -> Due:

@@ -12,11 +12,16 @@ Bytes = dict[str, int]  # keys: up, down, buffer, wire_up, wire_down
 
 @dataclass(frozen=True)
 class Join:
-    """A replica asks to take part. `digest` is of its initial parameters, `config` of everything that must agree."""
+    """A replica asks to take part.
+
+    `digest` is of its model as built; `config` holds what all replicas must agree on; `moments` are the names of its
+    optimizer's moments, from which the schedule follows.
+    """
 
     member: int
     digest: str
     config: dict[str, str]
+    moments: tuple[str, ...] = ()
     endpoint: Any = None  # what the transport needs to reach this replica; opaque to the driver
     steps_lost: int = 0  # inner steps executed since the last commit and given up by this join
     reason: str = ""
@@ -26,8 +31,8 @@ class Join:
 class Welcome:
     """Take part from the inner steps of `round` on, which start at nominal step `step`.
 
-    `state` is a reference to a live peer's state, or None: keep what you have. `positions` are the committed data
-    positions of all virtual shards.
+    `state` is a reference to a live peer's state, `restore` a checkpoint; with neither keep what you have. `positions`
+    are the committed data positions of all virtual shards. The rest are duties before the first inner step.
     """
 
     incarnation: int
@@ -36,6 +41,11 @@ class Welcome:
     inner_steps: int
     positions: dict[int, int]
     state: Any = None
+    restore: str | None = None  # checkpoint folder to load from
+    history: str = ""  # digest of the committed history
+    serve: tuple[int, ...] = ()
+    evaluate: bool = False
+    fired: tuple[int, ...] = ()  # entries of the fault schedule that have happened
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,7 @@ class Commit:
     evaluate: bool = False
     checkpoint: str | None = None  # folder to write local state into
     write_shared: bool = False  # write the shared state into it, too
+    export: str | None = None  # folder to write the final model into
     serve: tuple[int, ...] = ()  # joining members that wait for a state from this replica
 
 
@@ -143,11 +154,11 @@ class Offer:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Validation loss of the shared model after `round`."""
+    """Validation loss of the shared model after `round`; None if this train loop has no way to tell."""
 
     member: int
     round: int
-    val_loss: float
+    val_loss: float | None
 
 
 @dataclass(frozen=True)
@@ -158,6 +169,14 @@ class Saved:
     round: int
     files: dict[str, tuple[int, str]]
     problem: str = ""
+
+
+@dataclass(frozen=True)
+class Fired:
+    """This entry of the fault schedule happens now; it must not happen again after a restart."""
+
+    member: int
+    fault: int
 
 
 @dataclass(frozen=True)
@@ -182,5 +201,5 @@ class Noted:
     """Answer to what needs no answer."""
 
 
-Request = Join | Arrival | Vote | Offer | Evaluated | Saved | Finished | Failed
+Request = Join | Arrival | Vote | Offer | Evaluated | Saved | Fired | Finished | Failed
 Answer = Welcome | Plan | Commit | Reset | Stop | Noted

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from ray_lowcomm.core.digest import digest_tensors
-from ray_lowcomm.core.errors import CheckpointError
+from ray_lowcomm.core.errors import CheckpointError, PayloadError
 from ray_lowcomm.core.outer import OuterOptimizer
+from ray_lowcomm.core.payload import Received
 from ray_lowcomm.core.tracks import PARAMS, Tracks
 from ray_lowcomm.strategies.contract import State
 
@@ -25,7 +26,7 @@ class Anchor:
         self.momentum = outer.start(self.values)
 
     def pseudo_gradient(self) -> Tensor:
-        """anchor − local parameters, flat [n]: what this replica has and the anchor has not."""
+        """Anchor − local parameters, flat [n]: what this replica has and the anchor has not."""
         return self.values - self.tracks.read(PARAMS)
 
     def step(self, pseudo_gradient: Tensor) -> None:
@@ -67,6 +68,10 @@ class Anchored(Generic[Open]):
         self.anchor = anchor
         self._open: dict[str, Open] = {}
 
+    def check(self, proposal: str, received: Received) -> None:
+        """A dense mean is finite; anything else is the codec's to check."""
+        check_mean(received)
+
     def discard(self, proposal: str) -> None:
         """State changes only at `apply`, so nothing is put back."""
         del self._open[proposal]
@@ -92,6 +97,12 @@ class Anchored(Generic[Open]):
     def digest(self) -> str:
         """Hash of anchor and outer momentum."""
         return self.anchor.digest()
+
+
+def check_mean(received: Received) -> None:
+    """Raise PayloadError unless the mean is finite (every replica has checked its own message before)."""
+    if not bool(torch.isfinite(received.parts[0]).all()):
+        raise PayloadError("the mean received is not finite: values overflow when they are added up")
 
 
 def collect(tracks: Tracks, state: Mapping[str, Tensor], prefix: str) -> Tensor:

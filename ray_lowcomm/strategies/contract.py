@@ -33,10 +33,14 @@ class Strategy(Protocol):
         ...
 
     def apply(self, proposal: str, received: Received) -> None:
-        """Close a proposal with what was received: a deterministic function of it.
+        """Close a proposal with what was received and checked: a deterministic function of it."""
+        ...
+
+    def check(self, proposal: str, received: Received) -> None:
+        """Look at what was received before this replica votes for it; nothing visible changes.
 
         Raises:
-            PayloadError: a message is damaged; nothing has been changed then.
+            PayloadError: naming the replica whose message is damaged.
         """
         ...
 

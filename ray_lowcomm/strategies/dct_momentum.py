@@ -19,14 +19,15 @@ from ray_lowcomm.core.payload import Payload, Proposal, Received
 from ray_lowcomm.core.schedule import Due, SyncOp, every
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import PARAMS, Tracks
-from ray_lowcomm.strategies.anchor import Anchor, Anchored, collect
+from ray_lowcomm.strategies.anchor import Anchor, collect
 from ray_lowcomm.strategies.contract import Algorithm, State, Strategy
 from ray_lowcomm.strategies.dct_paper import build_paper
+from ray_lowcomm.strategies.gathered import Gathered
 
 RESIDUAL = "residual/"
 
 
-class ResidualInModel(Anchored[tuple[Tensor, Tensor]]):
+class ResidualInModel(Gathered[tuple[Tensor, Tensor]]):
     """d = θ − θ_r ; m_r = decode(encode(d)) ; θ ← outer(θ, mean m) ; θ_r ← θ_new − decay (d − m_r)     (B4a).
 
     Written as an update, θ_r ← θ_r + m_r + (θ_new − θ), so that inner steps taken since the proposal stay as they are,
@@ -34,8 +35,7 @@ class ResidualInModel(Anchored[tuple[Tensor, Tensor]]):
     """
 
     def __init__(self, anchor: Anchor, codec: TopK, settings: StrategySettings) -> None:
-        super().__init__(anchor)
-        self.codec, self.reduce = codec, settings.reduce or "replicas"
+        super().__init__(anchor, codec, settings.reduce or "replicas")
         self.decay = 1.0 if settings.residual_decay is None else settings.residual_decay
 
     def propose(self, op: SyncOp) -> Proposal:
@@ -48,7 +48,7 @@ class ResidualInModel(Anchored[tuple[Tensor, Tensor]]):
 
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step of the anchor; the replica moves with it and keeps what it has not sent."""
-        mean = self.codec.decode_mean(received.parts, received.weights, self.reduce)
+        mean = self.mean(proposal, received)
         sent, rest = self._open.pop(proposal)
         before = self.anchor.values.clone()
         self.anchor.step(mean)
@@ -61,12 +61,11 @@ class ResidualInModel(Anchored[tuple[Tensor, Tensor]]):
         tracks.write(PARAMS, move.add_(tracks.read(PARAMS)))
 
 
-class ResidualInBuffer(Anchored[tuple[Tensor, Tensor]]):
+class ResidualInBuffer(Gathered[tuple[Tensor, Tensor]]):
     """a = decay e + Δ ; q = decode(encode(a)) ; e ← a − q ; θ ← outer(θ, mean q) ; θ_r ← θ     (B4)."""
 
     def __init__(self, anchor: Anchor, codec: TopK, settings: StrategySettings) -> None:
-        super().__init__(anchor)
-        self.codec, self.reduce = codec, settings.reduce or "replicas"
+        super().__init__(anchor, codec, settings.reduce or "replicas")
         self.decay = 0.95 if settings.residual_decay is None else settings.residual_decay
         self.residual = torch.zeros_like(anchor.values)
 
@@ -79,7 +78,7 @@ class ResidualInBuffer(Anchored[tuple[Tensor, Tensor]]):
 
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step; the replica goes on from the anchor, what was not sent from the buffer."""
-        mean = self.codec.decode_mean(received.parts, received.weights, self.reduce)
+        mean = self.mean(proposal, received)
         unshared, sent = self._open.pop(proposal)
         self.residual = unshared.sub_(sent) if received.included else unshared
         self.anchor.step(mean)

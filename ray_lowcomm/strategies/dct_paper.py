@@ -16,13 +16,14 @@ from ray_lowcomm.core.payload import Payload, Proposal, Received
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import Tracks
-from ray_lowcomm.strategies.anchor import Anchor, Anchored, collect
+from ray_lowcomm.strategies.anchor import Anchor, collect
 from ray_lowcomm.strategies.contract import State
+from ray_lowcomm.strategies.gathered import Gathered
 
 MOMENTUM, OWN = "momentum/", "own_anchor/"
 
 
-class DctPaper(Anchored[tuple[Tensor, Tensor]]):
+class DctPaper(Gathered[tuple[Tensor, Tensor]]):
     """m ← β m + Δ_r ; q = top-k DCT(m) ; m ← m − q + Q ; θ_r ← θ_r − η (Δ_r + β m), Q the mean over the senders.
 
     Shared state is this replica's own anchor: what a joiner of its own starts from, and what is evaluated.
@@ -32,8 +33,7 @@ class DctPaper(Anchored[tuple[Tensor, Tensor]]):
     consistent = False
 
     def __init__(self, anchor: Anchor, codec: TopK, settings: StrategySettings) -> None:
-        super().__init__(anchor)
-        self.codec = codec
+        super().__init__(anchor, codec, "senders")
         self.lr, self.beta = settings.outer_lr or 1.0, settings.outer_momentum or 0.0
         self.momentum = torch.zeros_like(anchor.values)
 
@@ -46,7 +46,7 @@ class DctPaper(Anchored[tuple[Tensor, Tensor]]):
 
     def apply(self, proposal: str, received: Received) -> None:
         """Steps 5 to 8 of B2."""
-        mean = self.codec.decode_mean(received.parts, received.weights, "senders")
+        mean = self.mean(proposal, received)
         delta, sent = self._open.pop(proposal)
         self.momentum.mul_(self.beta).add_(delta).sub_(sent).add_(mean)
         self.anchor.step(delta.add_(self.momentum, alpha=self.beta))

@@ -9,7 +9,7 @@ from ray_lowcomm.core.payload import Payload, Proposal, Received
 from ray_lowcomm.core.schedule import Due, SyncOp, every
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import GRADS, PARAMS, Tracks
-from ray_lowcomm.strategies.anchor import ANCHOR, collect
+from ray_lowcomm.strategies.anchor import ANCHOR, check_mean, collect
 from ray_lowcomm.strategies.contract import Algorithm, State, Strategy
 
 
@@ -31,6 +31,10 @@ class DDP:
         """The mean gradient replaces the replica's own."""
         self._open.remove(proposal)
         self.tracks.write(GRADS, received.parts[0])
+
+    def check(self, proposal: str, received: Received) -> None:
+        """The mean must be finite."""
+        check_mean(received)
 
     def discard(self, proposal: str) -> None:
         """Nothing was changed, so nothing is put back."""

@@ -1,0 +1,1 @@
+"""What payloads look like: one file a codec, with its wire format in the docstring."""

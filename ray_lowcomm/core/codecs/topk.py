@@ -30,6 +30,7 @@ from ray_lowcomm.core.errors import PayloadError, SettingError
 MAGIC, VERSION, HEADER = b"RLTK", 1, struct.Struct("<4sHHQ")
 VALUE_BITS = (32, 16)
 Reduce = Literal["replicas", "senders"]
+Parsed = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -80,20 +81,16 @@ class TopK:
             decoded.append(kept)
         return torch.cat(streams), self.plan.scatter(decoded)
 
-    def decode_mean(self, messages: Sequence[Tensor], weights: Sequence[float], reduce: Reduce = "replicas") -> Tensor:
-        """Weighted mean, flat [n], of the messages, added in the given order (so equal on all who have the same).
+    def decode_mean(self, messages: Sequence[Parsed], weights: Sequence[float], reduce: Reduce = "replicas") -> Tensor:
+        """Weighted mean, flat [n], of parsed messages, added in the given order (so equal on all who have the same).
 
         `replicas` divides by the weight of all messages, `senders` per coefficient by the weight of those that sent it.
-
-        Raises:
-            PayloadError: a message that is not exactly as the format says; nothing has been used then.
         """
-        sections = [self._sections(message) for message in messages]
         batches = []
         for i, (group, k, width) in enumerate(map(self._cut, self.plan.groups)):
             total = torch.zeros(group.count, group.elements, dtype=self.plan.layout.dtype, device=self.device)
             weight = torch.zeros_like(total) if reduce == "senders" and width else None
-            for (indices, values), w in zip((s[i] for s in sections), weights, strict=True):
+            for (indices, values), w in zip((message[i] for message in messages), weights, strict=True):
                 if not width:
                     total.add_(values, alpha=w)
                     continue
@@ -144,15 +141,20 @@ class TopK:
         chunks = coefficients.view(group.count, *group.shape)
         return idct(chunks) if transformed and self.transform else chunks
 
-    def _sections(self, message: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """(indices int64, values) of each group, after every check."""
+    def parse(self, message: Tensor) -> Parsed:
+        """A message uint8 [nbytes] as (indices int64 [count, k], values [count, k]) of each group, after every check.
+
+        Raises:
+            PayloadError: the message is not exactly as the format says.
+        """
         if message.dtype != torch.uint8 or message.dim() != 1:
             raise PayloadError(f"a message must be uint8 [bytes], got {message.dtype} {list(message.shape)}")
         if message.numel() != self.nbytes:
             raise PayloadError(f"message of {message.numel()} bytes where {self.nbytes} are due")
         if message[: HEADER.size].numpy().tobytes() != self._header:
             raise PayloadError("message header differs: made by another version or for another model or setting")
-        sections, at = [], HEADER.size
+        sections: Parsed = []
+        at = HEADER.size
         for group, k, width in map(self._cut, self.plan.groups):
             indices, at = self._indices(message, at, group, (k, width))
             size = group.count * k * self._value_bytes
@@ -179,7 +181,7 @@ _INDEX_DTYPE = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 
 
 def kept_per_chunk(topk: int, chunk_size: int) -> Callable[[int], int]:
-    """k for a chunk of c elements: max(1, ceil(topk · c / chunk_size²)).
+    """K for a chunk of c elements: max(1, ceil(topk · c / chunk_size²)).
 
     Raises:
         SettingError: topk is not within 1 … chunk_size².

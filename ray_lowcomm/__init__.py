@@ -1,0 +1,1 @@
+"""Low-communication distributed training on Ray."""

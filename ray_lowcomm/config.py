@@ -1,0 +1,134 @@
+"""One schema for a run, read from defaults, YAML files, the environment and the command line, in rising priority.
+
+    python -m jobs.train --config run.yaml --strategy.topk 64 --model.args.width 128
+    RAY_LOWCOMM_STRATEGY__TOPK=64 python -m jobs.train
+
+Dictionaries (``model.args``, ``fleet.resources_per_replica``) are merged key by key over all four; every other value,
+lists included, is replaced. A job with settings of its own subclasses `TrainConfig` with further sections.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ray_lowcomm.config_help import help_text, problem_lines
+from ray_lowcomm.config_sources import Source, merge, read_arguments, read_environment, read_yaml
+from ray_lowcomm.core.errors import LowCommError, SettingError
+from ray_lowcomm.core.settings import (
+    CheckpointSettings,
+    DataSettings,
+    Fault,
+    FleetSettings,
+    InnerSettings,
+    ModelSettings,
+    RunSettings,
+    StrategySettings,
+    TrackingSettings,
+)
+
+Scalar = str | int | float
+
+
+class ConfigError(LowCommError):
+    """A configuration that cannot be used; one line per problem: the field, the value given, what is allowed."""
+
+
+class TrainConfig(BaseModel):
+    """Train one model on several replicas that communicate rarely."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: RunSettings = RunSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    model: ModelSettings = ModelSettings()
+    data: DataSettings = DataSettings()
+    inner: InnerSettings = InnerSettings()
+    strategy: StrategySettings = StrategySettings()
+    fleet: FleetSettings = FleetSettings()
+    faults: list[Fault] = Field(default_factory=list)
+    tracking: TrackingSettings = TrackingSettings()
+
+    def resolved(self) -> Self:
+        """The same with every number of the strategy filled in, and checked as far as that needs no model.
+
+        Raises `SettingError` for an unknown strategy, a number that it does not take, or sections that disagree.
+        """
+        from ray_lowcomm import strategies  # torch takes a second to import, and `--help` needs none of it
+
+        for number, fault in enumerate(self.faults):
+            if fault.replica >= self.fleet.replicas:
+                allowed = f"must be less than fleet.replicas = {self.fleet.replicas}"
+                raise SettingError(f"faults[{number}].replica", fault.replica, allowed)
+        return self.model_copy(update={"strategy": strategies.resolve(self.strategy)})
+
+
+C = TypeVar("C", bound=TrainConfig)
+
+
+def load_config(
+    argv: Sequence[str],
+    cls: type[C] = TrainConfig,  # type: ignore[assignment]  # a default cannot be narrower than the bound
+    environment: Mapping[str, str] = os.environ,
+) -> C:
+    """Reads and checks a configuration; `argv` is without the program's name.
+
+    ``--help`` prints all fields and raises ``SystemExit(0)``. Raises `ConfigError` for anything that is wrong.
+    """
+    if "--help" in argv or "-h" in argv:
+        print(help_text(cls), end="")
+        raise SystemExit(0)
+    try:
+        arguments, files = read_arguments(argv, cls)
+        given = [*map(read_yaml, files), *read_environment(environment, cls), arguments]
+    except SettingError as error:
+        raise ConfigError(str(error)) from None
+    return _validated(given, cls)
+
+
+def _validated(given: list[Source], cls: type[C]) -> C:
+    values: dict[str, Any] = cls().model_dump()
+    for source in given:
+        values = merge(values, source.values)
+    try:
+        config = cls.model_validate(values)
+        config.resolved()
+    except ValidationError as error:
+        raise ConfigError("\n".join(problem_lines(error, cls, given))) from None
+    except SettingError as error:
+        raise ConfigError(str(error)) from None
+    return config
+
+
+def flatten(config: BaseModel) -> dict[str, Scalar]:
+    """Every setting that has a value under its dotted name, for MLflow's parameters: ``{"strategy.topk": 64, …}``.
+
+    Give it `TrainConfig.resolved()` to see the numbers a strategy chose. Empty values are left out; booleans are
+    ``true`` and ``false``; list entries have their number as a name (``faults.0.do``).
+    """
+    flat: dict[str, Scalar] = {}
+
+    def visit(path: str, value: object) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                visit(f"{path}.{name}" if path else str(name), inner)
+        elif isinstance(value, list):
+            if value and not any(isinstance(entry, dict) for entry in value):
+                flat[path] = str(value)
+            elif value:
+                visit(path, dict(enumerate(value)))
+        elif isinstance(value, bool):
+            flat[path] = str(value).lower()
+        elif isinstance(value, str | int | float):
+            flat[path] = value
+
+    visit("", config.model_dump(mode="json"))
+    return flat
+
+
+def to_yaml(config: BaseModel) -> str:
+    """The whole configuration as YAML; ``--config`` reads it back to an equal one."""
+    text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return text

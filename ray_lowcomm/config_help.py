@@ -1,0 +1,221 @@
+"""What a user reads about settings: ``--help`` and the lines that say what is wrong with a configuration."""
+
+import dataclasses
+import difflib
+import inspect
+import reprlib
+from collections.abc import Iterator, Sequence
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from rich.console import Console
+from rich.table import Table
+
+from ray_lowcomm.config_sources import Source, alternatives, members, type_at
+from ray_lowcomm.core.errors import SettingError
+
+_SCALARS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Any: "anything",
+    NoneType: "null",
+}
+
+MEANINGS = {
+    "run.name": "name of the run and of its folder",
+    "run.output_dir": "where run folders and the MLflow store go: a folder or a URI",
+    "run.seed": "of weights, data order and random schedules",
+    "run.resume": "continue from the last whole checkpoint",
+    "run.eval_every": "rounds between validations (0: none)",
+    "run.log_every": "rounds between printed lines (0: none)",
+    "checkpoint.every": "rounds between checkpoints (0: only at the end)",
+    "checkpoint.keep": "the newest whole checkpoints that stay",
+    "model.name": "byte_gpt, small_cnn, hf:CONFIG_DIR or module:factory",
+    "model.args": "keywords for the model: --model.args.width 128, or JSON",
+    "model.buffers": "BatchNorm statistics and counters after a round",
+    "model.init_from": "weights to start from: a model/ folder or .safetensors file",
+    "data.name": "python_stdlib, digits, files (at data.path) or hf:DATASET",
+    "data.path": "Parquet, Arrow, JSONL or text: a file, folder or pattern",
+    "data.text_column": "column with the text",
+    "data.image_column": "column with the images",
+    "data.label_column": "column with the labels",
+    "data.config_name": "configuration of a Hugging Face dataset",
+    "data.split": "split of a Hugging Face dataset to train on",
+    "data.sequence_length": "tokens per sample",
+    "data.tokenizer": "bytes, or folder or name of a Hugging Face tokenizer",
+    "data.validation_fraction": "share held out where there is no validation split",
+    "data.eval_samples": "most samples in the fixed validation subset",
+    "inner.steps": "optimizer steps per replica in the whole run",
+    "inner.batch_size": "samples per replica and backward pass",
+    "inner.accumulate": "backward passes per optimizer step",
+    "inner.lr": "peak learning rate",
+    "inner.optimizer": "the replica's own optimizer",
+    "inner.betas": "of AdamW and ADOPT, as JSON: [0.9, 0.99]",
+    "inner.momentum": "of SGD",
+    "inner.weight_decay": "decoupled for AdamW and ADOPT",
+    "inner.warmup_steps": "steps of linear warm-up",
+    "inner.schedule": "learning rate after the warm-up",
+    "inner.clip_norm": "largest norm of the gradient (null: no clipping)",
+    "inner.state_on_sync": "moments of the optimizer after a round",
+    "inner.autocast": "bf16 autocast on CUDA",
+    "strategy.name": "the algorithm",
+    "strategy.inner_steps": "H: inner steps between two exchanges",
+    "strategy.topk": "coefficients kept of a full chunk of chunk_size²",
+    "strategy.chunk_size": "side of the square chunks that are transformed",
+    "strategy.outer_lr": "learning rate of the outer optimizer",
+    "strategy.outer_momentum": "momentum of the outer optimizer",
+    "strategy.outer_optimizer": "the step on the shared parameters",
+    "strategy.residual": "where what was not sent is kept",
+    "strategy.residual_decay": "share of the unsent part that is left after a round",
+    "strategy.value_bits": "bits per value that is sent",
+    "strategy.variant": "paper: literally as published, replicas drift apart",
+    "strategy.reduce": "mean over all replicas, or over who sent a coefficient",
+    "strategy.combine": "how messages become one",
+    "strategy.param_period": "steps between averages of parameters",
+    "strategy.exp_avg_period": "steps between averages of the first moment",
+    "strategy.exp_avg_sq_period": "steps between averages of the second moment",
+    "strategy.periods": "the periods: as given, or in the mean",
+    "strategy.overlap_steps": "a message is applied that many steps after it was made",
+    "fleet.replicas": "copies of the model that train",
+    "fleet.address": "of the Ray cluster (null: RAY_ADDRESS, else a local one)",
+    "fleet.resources_per_replica": "what Ray gives each: --fleet.resources_per_replica.GPU 1",
+    "fleet.cohorts": 'places, as JSON: [{"replicas": 2, "label_selector": {…}}, …]',
+    "fleet.transport": "local: all replicas in one process, without Ray",
+    "fleet.threads_per_replica": "of torch",
+    "fleet.pace": "inner steps per round: equal, or by measured speed",
+    "fleet.quorum": "arrivals after which grace_s runs (null: all)",
+    "fleet.grace_s": "seconds a round waits for the rest after the quorum",
+    "fleet.deadline_s": "seconds that one exchange may take",
+    "fleet.hang_s": "seconds a round waits for a replica that does not arrive",
+    "fleet.start_s": "seconds the run waits for its first members",
+    "fleet.straggler": "what is done with who is late",
+    "fleet.max_retries": "attempts at one round before the run fails",
+    "fleet.max_failures": "deaths of one replica without a round in between",
+    "faults": 'faults to inject, as JSON: [{"do": "kill", "replica": 1, "round": 3}, …]',
+    "tracking.uri": "MLflow store (null: a SQLite file in run.output_dir)",
+    "tracking.experiment": "name of the MLflow experiment",
+    "tracking.enabled": "log to MLflow at all",
+}
+
+
+def describe(kind: Any) -> str:
+    """A type in words: ``a whole number or null``, ``mean, gather or null``."""
+    words: list[str] = []
+    for option in alternatives(kind):
+        if get_origin(option) is Literal:
+            words += map(str, get_args(option))
+        elif option in _SCALARS:
+            words.append(_SCALARS[option])
+        elif get_origin(option) is dict:
+            words.append("names with values")
+        elif get_origin(option) is tuple and Ellipsis not in get_args(option):
+            words.append(f"a list of {len(get_args(option))}")
+        elif get_origin(option) in (list, tuple):
+            words.append("a list")
+        else:
+            words.append(f"a section with {', '.join(members(option) or {})}")
+    return " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+
+
+def help_text(cls: type[BaseModel]) -> str:
+    """All settings of `cls`, a table a section: field, type, default, meaning."""
+    console = Console(width=None if Console().is_terminal else 140, highlight=False)
+    with console.capture() as capture:
+        console.print((inspect.getdoc(cls) or "").splitlines()[0], end="\n\n")
+        console.print("  --config FILE.yaml          read settings from a file (the command line wins)", markup=False)
+        console.print("  --SECTION.FIELD VALUE       also --SECTION.FIELD=VALUE; a yes/no field may stand alone")
+        console.print("  RAY_LOWCOMM_SECTION__FIELD  the same from the environment", end="\n\n")
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("field", no_wrap=True)
+        for title in ("type", "default", "meaning"):
+            table.add_column(title, overflow="fold")
+        for section, kind in (members(cls) or {}).items():
+            _help_rows(table, cls, section, kind)
+        console.print(table)
+    return capture.get()
+
+
+def _help_rows(table: Table, cls: type[BaseModel], section: str, kind: Any) -> None:
+    default = cls.model_fields[section].get_default(call_default_factory=True)
+    names = members(kind)
+    if names is None:
+        meaning = MEANINGS.get(section) or cls.model_fields[section].description or ""
+        table.add_row(f"--{section}", describe(kind), _default(default), meaning)
+    else:
+        for name, inner in names.items():
+            path = f"{section}.{name}"
+            meaning = MEANINGS.get(path) or _declared(kind, name)
+            table.add_row(f"--{path}", describe(inner), _default(getattr(default, name)), meaning)
+    table.add_section()
+
+
+def _declared(kind: Any, name: str) -> str:
+    """The meaning that a section outside this package gives its field: ``field(metadata={"help": …})``."""
+    if not dataclasses.is_dataclass(kind):
+        return kind.model_fields[name].description or ""
+    return next(str(field.metadata.get("help", "")) for field in dataclasses.fields(kind) if field.name == name)
+
+
+def _default(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+def problem_lines(error: ValidationError, cls: type[BaseModel], given: Sequence[Source]) -> list[str]:
+    """One line per problem: the field, the value given, what is allowed, and the file or variable it came from."""
+    lines = []
+    for problem in error.errors():
+        cause = problem.get("ctx", {}).get("error")
+        if isinstance(cause, SettingError):
+            lines.append(f"{cause}{_origin(cause.field.split('.'), given)}")
+        else:
+            lines.append(_line(problem, cls, given))
+    return lines
+
+
+def _line(problem: ErrorDetails, cls: type[BaseModel], given: Sequence[Source]) -> str:
+    path = problem["loc"]
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    kind = type_at(cls, path)
+    allowed = describe(kind) if kind is not None else problem["msg"]
+    if problem["type"] in ("missing", "missing_argument"):
+        return f"{name}: is missing; must be {allowed}{_origin(path[:-1], given)}"
+    value = reprlib.repr(problem["input"])
+    if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"{name} = {value}: no such field; {_nearest(name, path, cls)}{_origin(path, given)}"
+    return f"{name} = {value}: must be {allowed}{_origin(path, given)}"
+
+
+def _nearest(name: str, path: Sequence[str | int], cls: type[BaseModel]) -> str:
+    known = [full for full in _names(cls) if ("." in full) == (len(path) > 1)]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.8)
+    if len(path) == 1:
+        near += [full for full in _names(cls) if full.endswith(f".{name}")]
+    if near:
+        return f"nearest: {', '.join(near)}"
+    here = members(type_at(cls, path[:-1])) or {}
+    return f"there are: {', '.join(here)}"
+
+
+def _names(cls: type[BaseModel]) -> Iterator[str]:
+    for section, kind in (members(cls) or {}).items():
+        yield section
+        yield from (f"{section}.{name}" for name in members(kind) or {})
+
+
+def _origin(path: Sequence[str | int], given: Sequence[Source]) -> str:
+    """`` (in run.yaml)``: the last source that gave the value at `path`; nothing for the command line."""
+    for source in reversed(given):
+        value: Any = source.values
+        try:
+            for part in path:
+                value = value[part]
+        except (KeyError, IndexError, TypeError):
+            continue
+        return f" ({source.label})" if source.label else ""
+    return ""

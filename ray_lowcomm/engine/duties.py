@@ -1,0 +1,70 @@
+"""What a replica does at the end of a round besides training: serve joiners, evaluate, save, export."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from ray_lowcomm.core.errors import LowCommError
+from ray_lowcomm.core.names import clean_name
+from ray_lowcomm.engine import checkpoint
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.state import ReplicaState, SharedParameters
+from ray_lowcomm.engine.storage import Storage
+from ray_lowcomm.engine.transport import Channel, Transport
+
+
+class Duties:
+    """The duties of one replica; each reports to the driver when it is done."""
+
+    def __init__(
+        self, state: ReplicaState, channel: Channel, transport: Transport, directory: str, member: int
+    ) -> None:
+        self._state, self._channel, self._transport = state, channel, transport
+        self._directory, self._member = directory, member
+
+    def serve(self, number: int, joiners: tuple[int, ...]) -> None:
+        """Offer the state at the end of round `number` to joiners: one stamp, taken while nothing is being trained."""
+        reference, nbytes = self._transport.offer(self._state.for_joiner())
+        self._channel.request(m.Offer(self._member, number, joiners, reference, nbytes))
+
+    def evaluate(self, number: int, evaluate: Callable[[nn.Module], float] | None) -> None:
+        """Validation loss of the shared parameters; the replica's own, its buffers and random state are left alone."""
+        val_loss = None
+        if evaluate is not None:
+            with SharedParameters(self._state) as model:
+                val_loss = float(evaluate(model))
+        self._channel.request(m.Evaluated(self._member, number, val_loss))
+
+    def save(self, number: int, folder: str, write_shared: bool) -> None:
+        """Write this member's files of a checkpoint. A failure gives up this checkpoint, not the run."""
+        files: dict[str, tuple[int, str]] = {}
+        problem = ""
+        try:
+            storage = Storage(self._directory)
+            if write_shared:
+                path = f"{folder}/{checkpoint.SHARED}"
+                files[checkpoint.SHARED] = checkpoint.save_tensors(storage, path, self._state.shared())
+            name = checkpoint.local_name(self._member)
+            files[name] = checkpoint.save_tensors(storage, f"{folder}/{name}", self._state.local())
+        except (OSError, LowCommError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        self._channel.request(m.Saved(self._member, number, files, problem))
+
+    def restore(self, folder: str, replicas: int) -> None:
+        """Load this member's state from a checkpoint folder (a whole path or URI)."""
+        root, _, name = folder.rpartition(f"/{checkpoint.FOLDER}/")
+        path = f"{checkpoint.FOLDER}/{name}"
+        shared, local = checkpoint.load_member(Storage(root), path, self._member, replicas)
+        if local is None:
+            self._state.load_as_joiner(shared)
+        else:
+            self._state.load(shared, local)
+
+    def export(self, folder: str, write: Callable[[nn.Module, str], None] | None) -> None:
+        """Write the final model: `model.safetensors` with the shared parameters, or whatever `write` makes of it."""
+        if write is not None:
+            with SharedParameters(self._state) as model:
+                write(model, f"{self._directory}/{folder}")
+            return
+        tensors = {clean_name(name): value for name, value in self._state.shared_model_state().items()}
+        checkpoint.save_tensors(Storage(self._directory), f"{folder}/model.safetensors", tensors)

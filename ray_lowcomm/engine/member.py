@@ -1,0 +1,91 @@
+"""One replica's life in its process or thread: seed, run the train function, report how it ended."""
+
+import os
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ray_lowcomm.core import randomness
+from ray_lowcomm.core.errors import FleetError, LowCommError
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.replica import Host, LoopParts, Replica, RunSpec
+
+TrainLoop = Callable[["Context"], Any]
+
+
+@dataclass
+class Context:
+    """What a train function gets.
+
+    torch and random are seeded with the run's seed when the function is called, so that all replicas build the same
+    model; `wrap` seeds them apart.
+    """
+
+    spec: RunSpec
+    host: Host
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self.replica: Replica | None = None
+
+    @property
+    def index(self) -> int:
+        """Number of this replica in the fleet, 0 <= index < replicas."""
+        return self.host.member
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of the fleet, whoever is alive."""
+        return self.spec.fleet.replicas
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return self.spec.run.seed
+
+    @property
+    def steps(self) -> int:
+        """Nominal optimizer steps of the run."""
+        return self.spec.steps
+
+    def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> Replica:
+        """Join the fleet with this model and optimizer; call once. Options are the fields of `LoopParts`."""
+        if self.replica is not None:
+            raise FleetError("context.wrap was called twice: one model and one optimizer a replica")
+        unknown = [name for name in options if name not in LoopParts.__dataclass_fields__]
+        if unknown:
+            allowed = ", ".join(LoopParts.__dataclass_fields__)
+            raise FleetError(f"context.wrap does not take {unknown[0]!r}: it takes {allowed}")
+        self.replica = Replica(self.spec, self.host, LoopParts(model, optimizer, **options))
+        return self.replica
+
+
+def run_member(train: TrainLoop, spec: RunSpec, host: Host, device: torch.device) -> None:
+    """Run the train function of one replica to its end and tell the driver; user errors do not leave this function."""
+    torch.set_num_threads(spec.fleet.threads_per_replica)
+    randomness.seed_all(spec.run.seed)
+    context = Context(spec, host, device)
+    try:
+        train(context)
+    except Exception as error:
+        host.channel.request(m.Failed(host.member, describe(error), traceback.format_exc()))
+        return
+    if context.replica is None:
+        text = "the train function returned without calling context.wrap(model, optimizer)"
+        host.channel.request(m.Failed(host.member, text, ""))
+        return
+    host.channel.request(m.Finished(host.member, context.replica.digest))
+
+
+def describe(error: BaseException) -> str:
+    """One line: our own errors as they are, others with their type and the place in the user's code."""
+    text = " ".join(str(error).split()) or "no message"
+    if isinstance(error, LowCommError):
+        return text
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text[:500]}{place}"

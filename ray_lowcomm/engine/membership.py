@@ -1,0 +1,84 @@
+"""Members of a fleet as the coordinator sees them, and the pure decisions about them."""
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ray_lowcomm.engine.messages import Arrival, Vote
+
+
+class MemberState(Enum):
+    """JOINING waits for the next commit. FETCHING has a donor and waits for its state. TRAINING takes inner steps.
+    ARRIVED waits for the round to close. EXCHANGING has a plan. OUT must join again. FINISHED has ended in order."""
+
+    JOINING = "joining"
+    FETCHING = "fetching"
+    TRAINING = "training"
+    ARRIVED = "arrived"
+    EXCHANGING = "exchanging"
+    OUT = "out"
+    FINISHED = "finished"
+
+
+EXPECTED = (MemberState.FETCHING, MemberState.TRAINING)  # a round waits for these
+LIVE = (*EXPECTED, MemberState.ARRIVED, MemberState.EXCHANGING)
+
+
+@dataclass
+class Member:
+    """One replica. `planned` are the inner steps it was told to take in this round."""
+
+    index: int
+    incarnation: int
+    digest: str
+    endpoint: Any = None
+    state: MemberState = MemberState.JOINING
+    donor: int | None = None
+    planned: int = 0
+    arrival: Arrival | None = None
+    vote: Vote | None = None
+
+
+@dataclass
+class Exchange:
+    """The exchange in progress: who takes part in which generation, since when; `broken` once a member was lost."""
+
+    generation: int
+    members: tuple[int, ...]
+    weights: tuple[float, ...]
+    started: float
+    broken: bool = False
+
+
+def weights_of(arrivals: list[Arrival]) -> tuple[float, ...]:
+    """Weights by tokens (by steps if nobody counts tokens); they sum to 1."""
+    work = [float(a.tokens) for a in arrivals]
+    if not sum(work):
+        work = [float(a.steps) for a in arrivals]
+    total = sum(work)
+    return tuple(w / total for w in work) if total else tuple(1 / len(work) for _ in work)
+
+
+def paced(nominal: int, seconds_per_step: dict[int, float]) -> dict[int, int]:
+    """Inner steps by speed: the fastest takes all `nominal` steps, a slower one as many as it can in that time (≥ 1).
+
+    DyLU, Asynchronous Local SGD (2401.09135): H_i = floor(H · speed_i / max speed).
+    """
+    fastest = min(seconds_per_step.values(), default=0.0)
+    return {m: max(1, int(nominal * fastest / s)) if s > 0 else nominal for m, s in seconds_per_step.items()}
+
+
+def minority(digests: dict[int, str]) -> tuple[int, ...] | None:
+    """Members whose shared state differs from that of a strict majority; None where there is no majority."""
+    (digest, count), *rest = Counter(digests.values()).most_common()
+    if not rest:
+        return ()
+    if 2 * count <= len(digests):
+        return None
+    return tuple(m for m, d in digests.items() if d != digest)
+
+
+def listed(members: list[int]) -> str:
+    """'replica 1' or 'replicas 1, 2'."""
+    return ("replica " if len(members) == 1 else "replicas ") + ", ".join(map(str, sorted(members)))

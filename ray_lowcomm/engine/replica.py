@@ -1,0 +1,289 @@
+"""A replica: what a train loop holds. One `step` per optimizer step; everything else happens inside it."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ray_lowcomm import strategies
+from ray_lowcomm.core import optimizer_state, randomness
+from ray_lowcomm.core.digest import digest_tensors
+from ray_lowcomm.core.errors import ExchangeError, FleetError, ModelError
+from ray_lowcomm.core.names import model_state
+from ray_lowcomm.core.schedule import Schedule, SyncOp
+from ray_lowcomm.core.settings import CheckpointSettings, Fault, FleetSettings, RunSettings, StrategySettings
+from ray_lowcomm.core.tracks import PARAMS, Tracks
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.buffers import BufferSync
+from ray_lowcomm.engine.duties import Duties
+from ray_lowcomm.engine.faults import FaultInjector
+from ray_lowcomm.engine.round import Held, Parties, Round, Seat, Work
+from ray_lowcomm.engine.state import ReplicaState, Stateful
+from ray_lowcomm.engine.transport import Channel, Transport
+
+
+class Positioned(Protocol):
+    """Data whose position travels with the rounds: samples consumed of each virtual shard."""
+
+    @property
+    def positions(self) -> dict[int, int]: ...
+
+    def load(self, positions: Mapping[int, int]) -> None: ...
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run as each replica must know it; the same for all of them."""
+
+    strategy: StrategySettings  # resolved
+    steps: int
+    directory: str
+    run: RunSettings = field(default_factory=RunSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    fleet: FleetSettings = field(default_factory=FleetSettings)
+    faults: tuple[Fault, ...] = ()
+    buffers: str = "average"
+    state_on_sync: str = "keep"
+    agreed: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a replica lives: its number, its lines to the others, and how it dies when a fault schedule says so."""
+
+    member: int
+    channel: Channel
+    transport: Transport
+    die: Callable[[], None]
+    sleep: Callable[[float], None] = time.sleep
+
+
+@dataclass(frozen=True)
+class LoopParts:
+    """What a train loop hands over. `schedule` maps the nominal step to a multiplier of each group's learning rate;
+    `evaluate` gives the validation loss of a model; `export` writes the final model into a folder of its own."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: Callable[[int], float] | None = None
+    clip_norm: float | None = None
+    evaluate: Callable[[nn.Module], float] | None = None
+    data: Positioned | None = None
+    stateful: Mapping[str, Stateful] = field(default_factory=dict)
+    export: Callable[[nn.Module, str], None] | None = None
+
+
+class Replica:
+    """One replica of the model in the fleet.
+
+    `step_number` is the nominal step (it jumps at a commit if the replica was told to take fewer), `rounds` the number
+    of committed rounds, `finished` whether the run is over.
+    """
+
+    def __init__(self, spec: RunSpec, host: Host, parts: LoopParts) -> None:
+        self._spec, self._host, self._parts = spec, host, parts
+        tracks = Tracks(parts.model, parts.optimizer)
+        self._base_lrs = [group["lr"] for group in parts.optimizer.param_groups]
+        strategy = strategies.build(spec.strategy, tracks)
+        buffers = BufferSync(parts.model, spec.buffers)  # type: ignore[arg-type]  # checked with the settings
+        self._state = ReplicaState(parts.model, tracks, strategy, buffers, parts.stateful)
+        self._parties = Parties(strategy, buffers, host.channel, host.transport)
+        self._duties = Duties(self._state, host.channel, host.transport, spec.directory, host.member)
+        moments = strategies.moments_of(tracks)
+        self._schedule: Schedule = strategies.schedule(spec.strategy, moments, spec.run.seed, spec.steps)
+        self._moments = moments
+        self._initial_digest = digest_tensors(model_state(parts.model).values())
+        self._injector = FaultInjector(spec.faults, host.member, host.die, self._announce, host.sleep)
+        self._agreed_settings = self._settings_to_agree(tracks)
+        self._work, self._history = Work(), ""
+        self._held: Held | None = None
+        self._left = self._planned = self._target = self._apply_at = self._incarnation = 0
+        self.step_number = self.rounds = 0
+        self.stopped: str | None = None
+        self._enter("")
+
+    # ---- what a train loop uses ----------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done, or the run was stopped."""
+        return self.stopped is not None or self._left == 0
+
+    def step(self, loss: Tensor, tokens: int = 0) -> None:
+        """After backward(): clip, optimizer step, zero_grad, and the synchronisation that is due.
+
+        `loss` is the mean loss of the batch, 0-d; `tokens` is what weighs this replica's work in a mean (0: steps do).
+        May put the model and optimizer back to the fleet's state, when this replica was given up in between.
+
+        Raises:
+            ModelError: `loss` is not a scalar.
+            FleetError: the run has ended or cannot go on.
+        """
+        if self._left <= 0 or self.stopped is not None:
+            raise FleetError("step() after the run has finished: loop with `while not replica.finished`")
+        if not isinstance(loss, Tensor) or loss.dim() != 0:
+            what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            raise ModelError(f"the loss must be a 0-d tensor (the mean over the batch), got {what}")
+        self._work.add(loss, tokens)
+        last = self._left == 1
+        if self._spec.faults and self._left == (self._planned + 1) // 2:
+            self._injector.at("inner", self.rounds + 1, self._parts.model)
+        at = self._target if last else self.step_number + 1
+        early = last and self._ops(at)[0].point == "after_backward"
+        if early and not self._synchronise(at):
+            return
+        self._optimizer_step()
+        self._left -= 1
+        self.step_number = at
+        if last and not early and not self._synchronise(at):
+            return
+        if self._held is not None and self.step_number >= self._apply_at:
+            self._finish_round(self._held.commit)
+
+    @property
+    def digest(self) -> str | None:
+        """Digest of the shared state; None where replicas are not kept consistent."""
+        return self._parties.strategy.digest() if self._parties.strategy.consistent else None
+
+    def _settings_to_agree(self, tracks: Tracks) -> dict[str, str]:
+        """What must be the same on all replicas, or they would drift apart or wait for each other for ever."""
+        spec = self._spec
+        moving = set(tracks.layout.names) | set(self._state.buffers.all)
+        frozen = [value for name, value in model_state(self._parts.model).items() if name not in moving]
+        return {
+            **{f"strategy.{k}": repr(v) for k, v in asdict(spec.strategy).items() if v is not None},
+            "inner.steps": str(spec.steps),
+            "run.seed": str(spec.run.seed),
+            "fleet.replicas": str(spec.fleet.replicas),
+            "model.buffers": spec.buffers,
+            "model.layout": tracks.layout.digest,
+            "model.frozen": digest_tensors(frozen),
+            "model.dense_bytes": str(tracks.layout.nbytes),
+            "inner.optimizer": type(self._parts.optimizer).__name__,
+            "inner.state_on_sync": spec.state_on_sync,
+            **spec.agreed,
+        }
+
+    # ---- steps ----------------------------------------------------------------------------------------------------
+
+    def _optimizer_step(self) -> None:
+        parts = self._parts
+        if parts.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parts.model.parameters(), parts.clip_norm)
+        if parts.schedule is not None:
+            factor = parts.schedule(self.step_number)
+            for group, base in zip(parts.optimizer.param_groups, self._base_lrs, strict=True):
+                group["lr"] = base * factor
+        parts.optimizer.step()
+        parts.optimizer.zero_grad(set_to_none=True)
+
+    def _ops(self, step: int) -> tuple[SyncOp, ...]:
+        """The strategy's ops at `step`, and with them those of the buffers."""
+        ops = self._schedule.ops(step)
+        return ops + self._state.buffers.ops(step, max(op.apply for op in ops), ops[0].point)
+
+    # ---- rounds ---------------------------------------------------------------------------------------------------
+
+    def _synchronise(self, step: int) -> bool:
+        """Run the round that ends at `step`; False: this replica was given up and has joined again, or must stop."""
+        seat = Seat(self._host.member, self._incarnation, self.rounds, self._history)
+        run = Round(self._parties, seat, lambda phase: self._injector.at(phase, self.rounds + 1, self._parts.model))
+        ops = self._ops(step)
+        positions = dict(self._parts.data.positions) if self._parts.data is not None else {}
+        outcome = run.run(ops, self._work, positions)
+        if isinstance(outcome, m.Stop):
+            self.stopped = outcome.reason
+            return False
+        if isinstance(outcome, m.Reset):
+            self._parts.optimizer.zero_grad(set_to_none=True)
+            self._enter(outcome.reason)
+            return False
+        self._held, self._history = outcome, run.committed
+        self.rounds = outcome.commit.round
+        self._apply_at = max(op.apply for op in ops)
+        if self._apply_at == step:
+            self._apply(outcome)
+        # inner steps are counted from where the round is applied, the target is where the next one is launched
+        to_apply = self._apply_at - step + (ops[0].point == "after_backward")
+        self._planned = self._left = outcome.commit.inner_steps + to_apply
+        self._target = self._schedule.next_step(step) or step
+        return True
+
+    def _apply(self, held: Held) -> None:
+        for op, proposal, received in held.results:
+            self._parties.owner(op).apply(proposal, received)
+        synced = any(op.track == PARAMS for op, _, _ in held.results)
+        if synced and self._spec.state_on_sync == "reset":
+            optimizer_state.reset(self._parts.optimizer)
+
+    def _finish_round(self, commit: m.Commit) -> None:
+        """What is due at the end of a round, after everything of it has been applied."""
+        held, self._held = self._held, None
+        if held is not None and any(op.apply > op.launch for op, _, _ in held.results):
+            self._apply(held)
+        duties, parts = self._duties, self._parts
+        if commit.serve:
+            duties.serve(commit.round, commit.serve)
+        if commit.evaluate:
+            duties.evaluate(commit.round, parts.evaluate)
+        if commit.export is not None:
+            duties.export(commit.export, parts.export)
+        if commit.checkpoint is not None:
+            duties.save(commit.round, commit.checkpoint, commit.write_shared)
+        self._work = Work()
+
+    # ---- coming and going -----------------------------------------------------------------------------------------
+
+    def _enter(self, reason: str) -> None:
+        """Join the fleet and take over its state; the work done since the last commit is given up and counted."""
+        self._held = None
+        while True:
+            answer = self._host.channel.request(self._join(reason))
+            if isinstance(answer, m.Stop):
+                self._left, self.stopped = 0, answer.reason
+                return
+            if not isinstance(answer, m.Welcome):
+                raise FleetError(f"the driver answered {type(answer).__name__} to a replica that joins")
+            try:
+                self._take_over(answer)
+                break
+            except ExchangeError as error:
+                reason = f"the state offered could not be fetched: {error}"
+                self._work = Work()
+        if answer.serve:
+            self._duties.serve(answer.round, answer.serve)
+        if answer.evaluate:
+            self._duties.evaluate(answer.round, self._parts.evaluate)
+        self._work = Work()
+
+    def _join(self, reason: str) -> m.Join:
+        return m.Join(
+            member=self._host.member,
+            digest=self._initial_digest,
+            config=self._agreed_settings,
+            moments=self._moments,
+            endpoint=self._host.transport.endpoint,
+            steps_lost=self._work.steps,
+            reason=reason,
+        )
+
+    def _take_over(self, welcome: m.Welcome) -> None:
+        host, seed = self._host, self._spec.run.seed
+        self._incarnation, self._history = welcome.incarnation, welcome.history
+        self.rounds, self.step_number = welcome.round, welcome.step
+        self._planned = self._left = welcome.inner_steps
+        self._target = self._schedule.next_step(welcome.step) or welcome.step
+        self._injector.fired |= set(welcome.fired)
+        randomness.seed_all(randomness.replica_seed(seed, host.member, welcome.incarnation))
+        if welcome.state is not None:
+            self._state.load_as_joiner(host.transport.fetch(welcome.state))
+        elif welcome.restore is not None:
+            self._duties.restore(welcome.restore, self._spec.fleet.replicas)
+        if self._parts.data is not None:
+            self._parts.data.load(welcome.positions)
+
+    def _announce(self, fault: int) -> None:
+        self._host.channel.request(m.Fired(self._host.member, fault))

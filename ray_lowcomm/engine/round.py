@@ -1,0 +1,171 @@
+"""One round, seen from one replica: propose, exchange, vote, then hold what was received, or give it up."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ray_lowcomm.core.digest import digest_tensors, digest_text
+from ray_lowcomm.core.errors import ExchangeError, FleetError, PayloadError
+from ray_lowcomm.core.payload import Payload, Proposal, Received
+from ray_lowcomm.core.schedule import SyncOp
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.buffers import TRACKS as BUFFER_TRACKS
+from ray_lowcomm.engine.buffers import BufferSync
+from ray_lowcomm.engine.transport import Channel, Transport, bytes_moved
+from ray_lowcomm.strategies.contract import Strategy
+
+
+@dataclass
+class Work:
+    """What a replica has done since the last round. `loss` is a sum over `steps`, a 0-d tensor on the model's device."""
+
+    steps: int = 0
+    tokens: int = 0
+    loss: Tensor | None = None
+    since: float = field(default_factory=time.perf_counter)
+
+    def add(self, loss: Tensor, tokens: int) -> None:
+        """Count one inner step."""
+        self.steps += 1
+        self.tokens += tokens
+        # float64, so that the mean does not depend on how many steps were added up before
+        value = loss.detach().double()
+        self.loss = value if self.loss is None else self.loss + value
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean loss per step; NaN before the first."""
+        return float(self.loss) / self.steps if self.loss is not None else float("nan")
+
+
+@dataclass(frozen=True)
+class Held:
+    """A committed round whose ops still have to be applied: (op, proposal id, received)."""
+
+    commit: m.Commit
+    results: tuple[tuple[SyncOp, str, Received], ...]
+
+
+@dataclass(frozen=True)
+class Parties:
+    """Who takes part in a replica's rounds."""
+
+    strategy: Strategy
+    buffers: BufferSync
+    channel: Channel
+    transport: Transport
+
+    def owner(self, op: SyncOp) -> Strategy | BufferSync:
+        """Who proposes and applies this op."""
+        return self.buffers if op.track in BUFFER_TRACKS else self.strategy
+
+
+@dataclass(frozen=True)
+class Seat:
+    """This replica's place in the fleet for one round; `round` counts committed rounds."""
+
+    member: int
+    incarnation: int
+    round: int
+    history: str  # digest of the committed history
+
+
+class Round:
+    """Runs one exchange to its commit. `at_phase` is called with 'exchange' and 'voted' (for fault schedules)."""
+
+    def __init__(self, parties: Parties, seat: Seat, at_phase: Callable[[str], None]) -> None:
+        self.parties, self.seat, self._at_phase = parties, seat, at_phase
+        self.committed = ""  # digest of the history once this round is committed
+        self._open: list[tuple[SyncOp, Proposal]] = []
+
+    def run(self, ops: Sequence[SyncOp], work: Work, positions: dict[int, int]) -> Held | m.Reset | m.Stop:
+        """Propose all ops, exchange them, and return what was committed; or that this replica must join again or stop."""
+        problem = self._propose(ops, work)
+        arrival = self._arrival(work, positions, problem)
+        arrived = time.perf_counter()
+        answer = self.parties.channel.request(arrival)
+        wait_s = time.perf_counter() - arrived
+        received: list[Received] = []
+        while isinstance(answer, m.Plan):
+            answer, received = self._attempt(answer, wait_s)
+            wait_s = 0.0
+        if isinstance(answer, m.Commit):
+            results = zip(self._open, received, strict=True)
+            return Held(answer, tuple((op, proposal.id, part) for (op, proposal), part in results))
+        self._discard()
+        if isinstance(answer, m.Reset | m.Stop):
+            return answer
+        raise FleetError(f"the driver answered {type(answer).__name__} in the middle of a round")
+
+    def _propose(self, ops: Sequence[SyncOp], work: Work) -> str:
+        """Open all proposals; returns what is wrong with this replica, or ''."""
+        if work.loss is not None and not bool(torch.isfinite(work.loss)):
+            return "its loss is not finite"
+        for op in ops:
+            try:
+                proposal = self.parties.owner(op).propose(op)
+            except PayloadError as error:
+                self._discard()
+                return f"{op.track}: {error}"
+            self._open.append((op, proposal))
+            if proposal.payload.combine == "mean" and not bool(torch.isfinite(proposal.payload.data).all()):
+                self._discard()
+                return f"its {op.track} are not all finite"
+        return ""
+
+    def _arrival(self, work: Work, positions: dict[int, int], problem: str) -> m.Arrival:
+        strategy = self.parties.strategy
+        return m.Arrival(
+            member=self.seat.member,
+            incarnation=self.seat.incarnation,
+            round=self.seat.round,
+            healthy=not problem,
+            steps=work.steps,
+            tokens=work.tokens,
+            loss=work.mean_loss,
+            compute_s=time.perf_counter() - work.since,
+            sizes=tuple(m.PayloadSize(op.id, p.payload.combine, p.payload.nbytes) for op, p in self._open),
+            digest=strategy.digest() if strategy.consistent else None,
+            positions=positions,
+            residual_norm=sum(proposal.residual_norm**2 for _, proposal in self._open) ** 0.5,
+            problem=problem,
+        )
+
+    def _attempt(self, plan: m.Plan, wait_s: float) -> tuple[m.Answer, list[Received]]:
+        """One exchange and the vote on it."""
+        payloads: list[tuple[str, Payload]] = [(op.id, proposal.payload) for op, proposal in self._open]
+        began, received, problem, digest = time.perf_counter(), [], "", ""
+        try:
+            parts = self.parties.transport.exchange(plan, payloads, lambda: self._at_phase("exchange"))
+            received = [Received(plan.members, plan.weights, part) for part in parts]
+            for (op, proposal), part in zip(self._open, received, strict=True):
+                self.parties.owner(op).check(proposal.id, part)
+            digest = self._digest(plan, parts)
+        except (ExchangeError, PayloadError) as error:
+            problem = str(error)
+        vote = m.Vote(
+            member=self.seat.member,
+            incarnation=self.seat.incarnation,
+            generation=plan.generation,
+            ok=not problem,
+            digest=digest,
+            problem=problem,
+            exchange_s=time.perf_counter() - began,
+            wait_s=wait_s,
+            bytes=bytes_moved(plan, payloads, self.seat.member),
+        )
+        return self.parties.channel.request(vote, sent=lambda: self._at_phase("voted")), received
+
+    def _digest(self, plan: m.Plan, parts: Sequence[tuple[Tensor, ...]]) -> str:
+        """Covers the committed history, the round, who took part with which weight, and all that was received."""
+        content = digest_tensors(tensor for part in parts for tensor in part)
+        self.committed = digest_text(f"{self.seat.history}/{plan.round}/{plan.members}/{plan.weights}/{content}")
+        return self.committed
+
+    def _discard(self) -> None:
+        for op, proposal in self._open:
+            self.parties.owner(op).discard(proposal.id)
+        self._open.clear()

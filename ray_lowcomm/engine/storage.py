@@ -1,0 +1,52 @@
+"""A run's folder on any file system that pyarrow knows: whole files in, whole files out."""
+
+from pathlib import Path
+
+from ray_lowcomm.core.errors import CheckpointError
+
+
+class Storage:
+    """Reads and writes below `root`, a local path or a URI (``s3://bucket/run``, ``gs://…``, ``file:///…``)."""
+
+    def __init__(self, root: str) -> None:
+        from pyarrow import fs
+
+        self.root = root
+        if "://" in root:
+            self._fs, self._base = fs.FileSystem.from_uri(root)
+        else:
+            self._fs, self._base = fs.LocalFileSystem(), str(Path(root).absolute())
+        self._file_info, self._selector = fs.FileType, fs.FileSelector
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write a whole file; a reader sees the old one or the new one, never a part."""
+        target = self._path(path)
+        self._fs.create_dir(target.rsplit("/", 1)[0], recursive=True)
+        unfinished = f"{target}.unfinished"
+        with self._fs.open_output_stream(unfinished) as stream:
+            stream.write(data)
+        self._fs.move(unfinished, target)
+
+    def read(self, path: str) -> bytes:
+        """A whole file; CheckpointError if it is not there."""
+        try:
+            with self._fs.open_input_stream(self._path(path)) as stream:
+                return bytes(stream.read())
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{self.root}/{path} does not exist") from error
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or folder of that name."""
+        return bool(self._fs.get_file_info(self._path(path)).type != self._file_info.NotFound)
+
+    def folders(self, path: str) -> list[str]:
+        """Names of the folders directly below, sorted."""
+        selector = self._selector(self._path(path), allow_not_found=True)
+        return sorted(i.base_name for i in self._fs.get_file_info(selector) if i.type == self._file_info.Directory)
+
+    def delete(self, path: str) -> None:
+        """Remove a folder with all that is in it."""
+        self._fs.delete_dir(self._path(path))
+
+    def _path(self, path: str) -> str:
+        return f"{self._base}/{path}" if path else self._base

@@ -1,0 +1,112 @@
+"""What a run has done so far, in numbers: the source of round records and of the summary."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ray_lowcomm.engine.messages import Arrival, Bytes, Vote
+
+KINDS = ("up", "down", "buffer", "wire_up", "wire_down")
+
+
+@dataclass
+class Totals:
+    """Sums over a run, resumed parts included. `bytes` is by member, all attempts included; times are in
+    seconds, means over the members of a round, summed over rounds."""
+
+    inner_steps: int = 0
+    tokens: int = 0
+    dense_bytes: int = 0
+    bytes: dict[int, Bytes] = field(default_factory=dict)
+    state_transfer_bytes: int = 0
+    compute_s: float = 0.0
+    exchange_s: float = 0.0
+    wait_s: float = 0.0
+    wall_s: float = 0.0
+    members_lost: int = 0
+    rounds_retried: int = 0
+    nonfinite_rejected: int = 0
+    lost_inner_steps: int = 0
+    train_loss: float | None = None
+    val_loss: float | None = None
+    val_loss_start: float | None = None
+
+    def count_bytes(self, member: int, moved: Bytes) -> None:
+        """Add what one attempt of one member moved."""
+        sums = self.bytes.setdefault(member, dict.fromkeys(KINDS, 0))
+        for kind in KINDS:
+            sums[kind] += moved.get(kind, 0)
+
+    def most(self, kind: str) -> int:
+        """The sum of one kind, of the replica with most."""
+        return max((sums[kind] for sums in self.bytes.values()), default=0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the manifest of a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Totals":
+        """Inverse of `to_json` (JSON makes text of the members' numbers)."""
+        by_member = {int(member): sums for member, sums in data["bytes"].items()}
+        return cls(**{**data, "bytes": by_member})
+
+    def summary(self) -> dict[str, Any]:
+        """The numeric fields of summary.json."""
+        up, down = self.most("up"), self.most("down")
+        busy = self.compute_s + self.exchange_s + self.wait_s
+        return {
+            "inner_steps": self.inner_steps,
+            "tokens": self.tokens,
+            "train_loss": self.train_loss,
+            "val_loss": self.val_loss,
+            "val_loss_start": self.val_loss_start,
+            "dense_bytes": self.dense_bytes,
+            "bytes_up": up,
+            "bytes_down": down,
+            "buffer_bytes": self.most("buffer"),
+            "wire_bytes_up": self.most("wire_up"),
+            "wire_bytes_down": self.most("wire_down"),
+            "state_transfer_bytes": self.state_transfer_bytes,
+            "compression_up": self.dense_bytes / up if up else None,
+            "compression_down": self.dense_bytes / down if down else None,
+            "compute_s": round(self.compute_s, 3),
+            "exchange_s": round(self.exchange_s, 3),
+            "wait_s": round(self.wait_s, 3),
+            "wall_s": round(self.wall_s, 3),
+            "utilisation": round(self.compute_s / busy, 4) if busy else None,
+            "members_lost": self.members_lost,
+            "rounds_retried": self.rounds_retried,
+            "nonfinite_rejected": self.nonfinite_rejected,
+            "lost_inner_steps": self.lost_inner_steps,
+        }
+
+
+def round_record(
+    position: tuple[int, int, int], arrivals: list[Arrival], votes: list[Vote], moved: list[Bytes], retries: int
+) -> dict[str, Any]:
+    """A line of rounds.jsonl. `position` is (round, step, generation); `moved` are the members' bytes in this round.
+
+    Loss is the mean over tokens, times are means over the members, bytes those of the replica with most; spread is the root mean square,
+    over replicas, of the L2 distance between a replica's parameters and the shared ones after this round.
+    """
+    tokens = sum(a.tokens or a.steps for a in arrivals)
+    spread = (sum(a.residual_norm**2 for a in arrivals) / len(arrivals)) ** 0.5
+    return {
+        "round": position[0],
+        "step": position[1],
+        "generation": position[2],
+        "members": [a.member for a in arrivals],
+        "loss": sum(a.loss * (a.tokens or a.steps) for a in arrivals) / tokens if tokens else None,
+        "val_loss": None,
+        "bytes_up": max((m.get("up", 0) for m in moved), default=0),
+        "bytes_down": max((m.get("down", 0) for m in moved), default=0),
+        "compute_s": _mean([a.compute_s for a in arrivals]),
+        "exchange_s": _mean([v.exchange_s for v in votes]),
+        "wait_s": _mean([v.wait_s for v in votes]),
+        "retries": retries,
+        "spread": spread,
+    }
+
+
+def _mean(values: list[float]) -> float:
+    return round(sum(values) / len(values), 4) if values else 0.0

@@ -1,0 +1,72 @@
+"""One run's record: files, MLflow and what a person sees, behind the four calls that the engine makes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray_lowcomm.config import TrainConfig, flatten, to_yaml
+from ray_lowcomm.tracking.files import RunFiles
+from ray_lowcomm.tracking.mlflow_log import MlflowLog
+from ray_lowcomm.tracking.mlflow_store import store_of
+from ray_lowcomm.tracking.progress import RoundProgress
+
+_MLFLOW_STATUS = {"finished": "FINISHED", "stopped": "KILLED"}
+
+_NOT_PARAMETERS = ("run.resume", "tracking.uri")  # no part of the experiment, and a URI may hold a password
+
+
+class Recorder:
+    """Writes `run_dir`, logs to MLflow and prints.
+
+    `resumed_round`: the round whose checkpoint a resumed run starts from, else 0. Calls come from one thread, in the
+    order `on_start`, `on_round` …, `on_end`; `on_notice` may come at any time and from any thread.
+    """
+
+    def __init__(self, config: TrainConfig, run_dir: str, resumed_round: int = 0) -> None:
+        self._config, self._run_dir = config, run_dir.rstrip("/")
+        self._files = RunFiles(run_dir, resumed_round)
+        self._progress = RoundProgress(config.inner.steps, config.run.log_every)
+        self._store = store_of(config.tracking, config.run, run_dir)
+        self._mlflow = MlflowLog(self._store, self.on_notice) if self._store else None
+
+    def on_start(self, info: Mapping[str, Any]) -> None:
+        """The run begins. `info` is printed as it is; ``step`` in it is the nominal step of the checkpoint (else 0)."""
+        self._files.config(to_yaml(self._config))
+        resolved = self._config.resolved()
+        facts = [f"{name} {value}" for name, value in info.items() if name != "step"]
+        title = f"run {self._config.run.name} ({resolved.strategy.name}) in {self._run_dir}"
+        self._progress.start("  ".join([title, *facts]), int(info.get("step", 0)))
+        if self._mlflow:
+            params = {name: value for name, value in flatten(resolved).items() if name not in _NOT_PARAMETERS}
+            self._mlflow.start(params, {"strategy": resolved.strategy.name})
+        elif self._config.tracking.enabled:
+            self.on_notice("MLflow: run.output_dir is not a local folder; name a store with tracking.uri to log there")
+
+    def on_round(self, record: Mapping[str, Any]) -> None:
+        """A round is committed; `record` is one of ``rounds.jsonl``."""
+        self._files.round(record)
+        self._progress.round(record)
+        if self._mlflow:
+            self._mlflow.round(record)
+
+    def on_notice(self, text: str) -> None:
+        """Prints one line."""
+        self._progress.notice(text)
+
+    def on_end(self, summary: Mapping[str, Any]) -> None:
+        """The run is over: `summary` is what ``summary.json`` holds, with `finished`, `failed` or `stopped` as status.
+
+        The files are whole before MLflow, which may take seconds, gets its end: a job that is being stopped has three.
+        """
+        self._progress.stop()
+        self._files.close()
+        known = self._mlflow.run_id if self._mlflow else None
+        self._files.summary({**summary, "mlflow_run_id": known})
+        places = {"files": self._run_dir}
+        if self._mlflow and self._store:
+            status = _MLFLOW_STATUS.get(summary.get("status", ""), "FAILED")
+            self._mlflow.finish(summary, status, f"{self._run_dir}/model")
+            if self._mlflow.run_id != known:
+                self._files.summary({**summary, "mlflow_run_id": self._mlflow.run_id})
+            if self._mlflow.run_id:
+                places["MLflow"] = self._store.opened_by
+        self._progress.end(summary, places)

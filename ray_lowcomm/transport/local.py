@@ -1,0 +1,251 @@
+"""All replicas in one process, in lock step, under the same engine: for unit tests, golden runs and simulations.
+
+Each replica is a thread, but only one runs at a time: it holds the baton until it waits for an answer or for the others.
+The order is fixed and each thread has random state of its own, so a run is reproducible to the bit. Time is virtual: it
+moves only when everybody waits.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ray_lowcomm.core.errors import ExchangeError, FleetError
+from ray_lowcomm.core.payload import Payload
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.combine import weighted_sum
+from ray_lowcomm.engine.coordinator import Coordinator, Event, RunPlan
+from ray_lowcomm.engine.member import TrainLoop, run_member
+from ray_lowcomm.engine.replica import Host, RunSpec
+
+MAX_IDLE_TICKS = 100_000
+
+
+class SimulatedDeath(BaseException):
+    """Ends a replica's thread at once, as SIGKILL ends a process; no user code may catch it."""
+
+
+class _Abandoned(BaseException):
+    """Ends the threads that are left when the run is over."""
+
+
+@dataclass
+class _Member:
+    index: int
+    thread: threading.Thread
+    baton: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    ready: Callable[[], bool] = field(default=lambda: True)
+    answers: list[m.Answer] = field(default_factory=list)
+    random: tuple[Any, Tensor] | None = None
+    died: bool = False
+    done: bool = False
+    error: BaseException | None = None
+
+
+class LocalFleet:
+    """Runs a fleet of `plan.fleet.replicas` threads. `on_event` gets the coordinator's events as they happen."""
+
+    def __init__(self, plan: RunPlan, spec: RunSpec, on_event: Callable[[Event], None]) -> None:
+        self.clock = 0.0
+        self.coordinator = Coordinator(plan, self.clock)
+        self._spec, self._on_event = spec, on_event
+        self._members: dict[int, _Member] = {}
+        self._back = threading.Semaphore(0)
+        self._deposits: dict[int, dict[int, Sequence[tuple[str, Payload]]]] = {}
+        self._results: dict[int, list[tuple[Tensor, ...]]] = {}
+        self._abandon = False
+
+    def run(self, train: TrainLoop) -> None:
+        """Run all replicas to the end of the run, or to its failure (see `coordinator.failure`)."""
+        outside = (random.getstate(), torch.get_rng_state(), torch.get_num_threads())
+        try:
+            for index in range(self._spec.fleet.replicas):
+                self._start(index, train)
+            while any(not member.done for member in self._members.values()):
+                self._turn(train)
+        finally:
+            self._end_threads()
+            random.setstate(outside[0])
+            torch.set_rng_state(outside[1])
+            torch.set_num_threads(outside[2])
+
+    # ---- scheduling -----------------------------------------------------------------------------------------------
+
+    def _start(self, index: int, train: TrainLoop) -> None:
+        thread = threading.Thread(target=self._body, args=(index, train), name=f"replica-{index}", daemon=True)
+        self._members[index] = _Member(index, thread)
+        thread.start()
+
+    def _body(self, index: int, train: TrainLoop) -> None:
+        me = self._members[index]
+        me.baton.acquire()
+        link = LocalLink(self, index)
+        host = Host(index, link, link, die=link.die, sleep=link.sleep)
+        try:
+            if not self._abandon:
+                run_member(train, self._spec, host, torch.device("cpu"))
+        except SimulatedDeath:
+            me.died = True
+        except _Abandoned:
+            pass
+        except BaseException as error:
+            me.error = error
+        finally:
+            me.done = True
+            self._back.release()
+
+    def _turn(self, train: TrainLoop) -> None:
+        """Let every thread that can go on run once; if none can, let time pass."""
+        ran = False
+        for index in sorted(self._members):
+            member = self._members[index]
+            if not member.done and member.ready():
+                ran = True
+                self._resume(member)
+                self._look_after(member, train)
+        if not ran:
+            self._let_time_pass()
+
+    def _resume(self, member: _Member) -> None:
+        if member.random is not None:
+            random.setstate(member.random[0])
+            torch.set_rng_state(member.random[1])
+        member.baton.release()
+        self._back.acquire()
+        member.random = (random.getstate(), torch.get_rng_state())
+
+    def _look_after(self, member: _Member, train: TrainLoop) -> None:
+        if member.error is not None:
+            raise member.error
+        if member.died:
+            member.thread.join()
+            known = self.coordinator.members.get(member.index)
+            if known is not None:
+                self.coordinator.lost(member.index, known.incarnation, "killed", self.clock)
+            self._deliver()
+            self._start(member.index, train)
+
+    def _let_time_pass(self) -> None:
+        for _ in range(MAX_IDLE_TICKS):
+            self.clock += 1.0
+            self.coordinator.tick(self.clock)
+            self._deliver()
+            alive = [x for x in self._members.values() if not x.done]
+            if not alive or any(x.ready() for x in alive):
+                return
+        waiting = [x.index for x in self._members.values() if not x.done]
+        raise FleetError(f"replicas {waiting} wait for each other for ever (after {self.clock:.0f} s of virtual time)")
+
+    def _end_threads(self) -> None:
+        self._abandon = True
+        for member in self._members.values():
+            if not member.done:
+                member.baton.release()
+                member.thread.join()
+
+    def _deliver(self) -> None:
+        outbox, self.coordinator.outbox = self.coordinator.outbox, []
+        for index, answer in outbox:
+            self._members[index].answers.append(answer)
+        events, self.coordinator.events = self.coordinator.events, []
+        for event in events:
+            self._on_event(event)
+
+    # ---- what replicas do, in their threads -----------------------------------------------------------------------
+
+    def wait(self, index: int, ready: Callable[[], bool]) -> None:
+        """Give the baton back until `ready()`."""
+        me = self._members[index]
+        me.ready = ready
+        self._back.release()
+        me.baton.acquire()
+        if self._abandon:
+            raise _Abandoned
+        me.ready = lambda: True
+
+    def request(self, index: int, request: m.Request, sent: Callable[[], None] | None) -> m.Answer:
+        """Hand a request to the coordinator and wait for the answer."""
+        me = self._members[index]
+        self.coordinator.handle(request, self.clock)
+        self._deliver()
+        if sent is not None:
+            # an announcement in here has an answer of its own, which comes after the one that is waited for
+            held, me.answers = me.answers, []
+            sent()
+            me.answers = held + me.answers
+        if not me.answers:
+            self.wait(index, lambda: bool(me.answers))
+        return me.answers.pop(0)
+
+    def exchange(self, index: int, plan: m.Plan, payloads: Sequence[tuple[str, Payload]]) -> list[tuple[Tensor, ...]]:
+        """Wait for the payloads of all members of the plan; the last one combines them."""
+        deposits = self._deposits.setdefault(plan.generation, {})
+        deposits[index] = payloads
+
+        def complete() -> bool:
+            return len(deposits) == len(plan.members)
+
+        def ready() -> bool:
+            return complete() or not self.coordinator.exchange_is_on(plan.generation)
+
+        if complete():
+            self._results[plan.generation] = [
+                combine([deposits[i][k][1] for i in plan.members], plan.weights) for k in range(len(payloads))
+            ]
+            del self._deposits[plan.generation]
+        elif not ready():
+            self.wait(index, ready)
+        if not complete():
+            raise ExchangeError("a member was lost during the exchange")
+        return self._results[plan.generation]
+
+
+def combine(payloads: Sequence[Payload], weights: Sequence[float]) -> tuple[Tensor, ...]:
+    """What every member receives for one op, from the payloads in rank order."""
+    kind = payloads[0].combine
+    if kind == "mean":
+        return (weighted_sum([p.data for p in payloads], weights),)
+    if kind == "gather":
+        return tuple(p.data for p in payloads)
+    return (payloads[0].data,)
+
+
+@dataclass(frozen=True)
+class LocalLink:
+    """Channel and transport of one replica."""
+
+    fleet: LocalFleet
+    index: int
+    endpoint: None = None
+
+    def request(self, request: m.Request, sent: Callable[[], None] | None = None) -> m.Answer:
+        """See `Channel`."""
+        return self.fleet.request(self.index, request, sent)
+
+    def exchange(
+        self, plan: m.Plan, payloads: Sequence[tuple[str, Payload]], begun: Callable[[], None]
+    ) -> list[tuple[Tensor, ...]]:
+        """See `Transport`."""
+        begun()
+        return self.fleet.exchange(self.index, plan, payloads)
+
+    def offer(self, state: dict[str, Tensor]) -> tuple[Any, int]:
+        """The state itself."""
+        return state, sum(v.numel() * v.element_size() for v in state.values())
+
+    def fetch(self, reference: Any) -> dict[str, Tensor]:
+        """The state itself."""
+        return dict(reference)
+
+    def die(self) -> None:
+        """As SIGKILL would."""
+        raise SimulatedDeath
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep in virtual time."""
+        until = self.fleet.clock + seconds
+        self.fleet.wait(self.index, lambda: self.fleet.clock >= until)
