@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
 from ray_lowcomm.core.errors import LowCommError
@@ -31,7 +32,7 @@ class Duties:
         """Validation loss of the shared parameters; the replica's own, its buffers and random state are left alone."""
         val_loss = None
         if evaluate is not None:
-            with SharedParameters(self._state) as model:
+            with SharedParameters(self._state) as model, torch.no_grad():
                 val_loss = float(evaluate(model))
         self._channel.request(m.Evaluated(self._member, number, val_loss))
 

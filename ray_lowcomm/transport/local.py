@@ -18,7 +18,8 @@ from ray_lowcomm.core.errors import ExchangeError, FleetError
 from ray_lowcomm.core.payload import Payload
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.combine import weighted_sum
-from ray_lowcomm.engine.coordinator import Coordinator, Event, RunPlan
+from ray_lowcomm.engine.book import Event, RunPlan
+from ray_lowcomm.engine.coordinator import Coordinator
 from ray_lowcomm.engine.member import TrainLoop, run_member
 from ray_lowcomm.engine.replica import Host, RunSpec
 
@@ -151,7 +152,8 @@ class LocalFleet:
         outbox, self.coordinator.outbox = self.coordinator.outbox, []
         for index, answer in outbox:
             self._members[index].answers.append(answer)
-        events, self.coordinator.events = self.coordinator.events, []
+        events = list(self.coordinator.events)
+        self.coordinator.events.clear()
         for event in events:
             self._on_event(event)
 

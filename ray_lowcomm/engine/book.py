@@ -1,0 +1,188 @@
+"""What the coordinator writes down: records, bytes, checkpoints in the making. No decisions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ray_lowcomm.core.schedule import SyncOp
+from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.totals import Totals, round_record
+
+PARAMETER_TRACKS = ("params", "grads")  # what `dense_bytes` counts
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What the coordinator needs to know of a run. `total` are nominal inner steps; `restore` is a checkpoint to start
+    from (a whole path or URI), `restored` its manifest."""
+
+    run: RunSettings
+    checkpoint: CheckpointSettings
+    strategy: StrategySettings
+    fleet: FleetSettings
+    total: int
+    directory: str
+    restore: str | None = None
+    restored: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """For the host. Kinds: `record` (a round), `start_loss`, `notice` (text), `manifest` (folder, manifest: the checkpoint
+    is whole, write it), `failed` (text, traceback), `ended`."""
+
+    kind: str
+    data: Any = None
+
+
+@dataclass
+class Position:
+    """Where a run stands after its last committed round; `history` is the digest of all commits."""
+
+    round: int = 0
+    step: int = 0
+    generation: int = 0
+    history: str = ""
+
+
+class Book:
+    """Totals, the round record that waits for its validation loss, and checkpoints that wait for their parts."""
+
+    def __init__(self, plan: RunPlan, now: float) -> None:
+        self.plan = plan
+        self.events: list[Event] = []
+        self.totals = Totals()
+        self.data_positions: dict[int, int] = {}
+        self.fired: set[int] = set()
+        self.digests: dict[int, str | None] = {}
+        self._begun = now
+        self._moved: dict[int, m.Bytes] = {}
+        self._record: tuple[int, dict[str, Any]] | None = None  # (evaluator, record)
+        self._checkpoints: dict[int, dict[int, m.Saved]] = {}
+        self._expected: dict[int, tuple[int, ...]] = {}
+
+    def notice(self, text: str) -> None:
+        """Say something to the user."""
+        self.events.append(Event("notice", text))
+
+    # ---- rounds ---------------------------------------------------------------------------------------------------
+
+    def add_vote(self, vote: m.Vote) -> None:
+        """Count the bytes of one attempt of one member."""
+        self.totals.count_bytes(vote.member, vote.bytes)
+        moved = self._moved.setdefault(vote.member, {})
+        for kind, amount in vote.bytes.items():
+            moved[kind] = moved.get(kind, 0) + amount
+
+    def commit(
+        self, where: Position, step: int, arrivals: list[m.Arrival], votes: list[m.Vote], retries: int
+    ) -> dict[str, Any]:
+        """Count a committed round; returns its record."""
+        self.flush(None)
+        for arrival in arrivals:
+            self.data_positions.update(arrival.positions)
+            self.totals.inner_steps += arrival.steps
+            self.totals.tokens += arrival.tokens
+        moved = list(self._moved.values())
+        record = round_record((where.round, step, where.generation), arrivals, votes, moved, retries)
+        self.totals.train_loss = record["loss"]
+        for kind in ("compute_s", "exchange_s", "wait_s"):
+            setattr(self.totals, kind, getattr(self.totals, kind) + record[kind])
+        self._moved = {}
+        return record
+
+    def count_dense(self, launched: Sequence[SyncOp], dense_bytes: int) -> None:
+        """Count what a dense synchronisation would have sent."""
+        if self.plan.fleet.replicas > 1 and any(op.track in PARAMETER_TRACKS for op in launched):
+            self.totals.dense_bytes += dense_bytes
+
+    def hold(self, evaluator: int, record: dict[str, Any], evaluated: bool) -> None:
+        """Keep the record until its evaluator reports, or emit it at once."""
+        self._record = (evaluator, record)
+        if not evaluated:
+            self.flush(None)
+
+    def evaluated(self, done: m.Evaluated) -> None:
+        """A validation loss has come in."""
+        if done.round == 0:
+            self.totals.val_loss_start = done.val_loss
+            self.events.append(Event("start_loss", done.val_loss))
+        elif self._record is not None and (self._record[0], self._record[1]["round"]) == (done.member, done.round):
+            self.flush(done.val_loss)
+
+    def flush(self, val_loss: float | None, evaluator: int | None = None) -> None:
+        """Emit the record that is held (if it waits for `evaluator`, or for anybody)."""
+        if self._record is None or (evaluator is not None and self._record[0] != evaluator):
+            return
+        record = self._record[1] | {"val_loss": val_loss}
+        self._record = None
+        if val_loss is not None:
+            self.totals.val_loss = val_loss
+        self.events.append(Event("record", record))
+
+    # ---- checkpoints ----------------------------------------------------------------------------------------------
+
+    def open_checkpoint(self, number: int, members: list[int]) -> str:
+        """Expect a part of each member; returns the folder."""
+        self._checkpoints[number], self._expected[number] = {}, tuple(members)
+        return f"checkpoints/round_{number:06d}"
+
+    def saved(self, saved: m.Saved) -> bool:
+        """A part is written; True: the checkpoint is whole."""
+        parts = self._checkpoints.get(saved.round)
+        if parts is None:
+            return False
+        if saved.problem:
+            del self._checkpoints[saved.round]
+            self.notice(f"checkpoint of round {saved.round} is given up: replica {saved.member}: {saved.problem}")
+            return False
+        parts[saved.member] = saved
+        return set(parts) == set(self._expected[saved.round])
+
+    def close_checkpoint(
+        self, where: Position, config: dict[str, str] | None, now: float
+    ) -> tuple[str, dict[str, Any]]:
+        """(folder, manifest) of the checkpoint that has become whole."""
+        parts = self._checkpoints.pop(where.round)
+        self.totals.wall_s += now - self._begun
+        self._begun = now
+        manifest = {
+            "format": 1,
+            "round": where.round,
+            "step": where.step,
+            "generation": where.generation,
+            "history": where.history,
+            "replicas": self.plan.fleet.replicas,
+            "members": sorted(parts),
+            "strategy": self.plan.strategy.name,
+            "config": config,
+            "positions": {str(k): v for k, v in sorted(self.data_positions.items())},
+            "fired": sorted(self.fired),
+            "totals": self.totals.to_json(),
+            "files": {name: list(info) for part in parts.values() for name, info in part.files.items()},
+        }
+        folder = f"checkpoints/round_{where.round:06d}"
+        self.events.append(Event("manifest", (folder, manifest)))
+        return folder, manifest
+
+    def give_up_checkpoints(self, before: int) -> None:
+        """Parts of checkpoints older than round `before` will not come any more."""
+        for number in [n for n in self._checkpoints if n < before]:
+            del self._checkpoints[number]
+            self.notice(f"checkpoint of round {number} was not complete in time: the one before it stays the newest")
+
+    def take_manifest(self, manifest: dict[str, Any]) -> Position:
+        """Go back to what a manifest says; counts of failures do not go back."""
+        self.data_positions = {int(k): v for k, v in manifest["positions"].items()}
+        self.fired |= set(manifest["fired"])
+        before, self.totals = self.totals, Totals.from_json(manifest["totals"])
+        for name in ("members_lost", "rounds_retried", "nonfinite_rejected", "lost_inner_steps"):
+            setattr(self.totals, name, max(getattr(self.totals, name), getattr(before, name)))
+        return Position(manifest["round"], manifest["step"], manifest["generation"], manifest["history"])
+
+    def summary(self, rounds: int, now: float) -> dict[str, Any]:
+        """Fields of summary.json that follow from what was written down."""
+        digests = {str(i): d for i, d in sorted(self.digests.items())}
+        fields = self.totals.summary() | {"wall_s": round(self.totals.wall_s + now - self._begun, 3)}
+        return {"rounds": rounds, "replicas": self.plan.fleet.replicas, "state_digests": digests} | fields

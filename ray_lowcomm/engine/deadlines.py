@@ -1,0 +1,104 @@
+"""Every wait of the coordinator has a deadline, and says who is missing while it lasts."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ray_lowcomm.core.settings import FleetSettings
+from ray_lowcomm.engine.membership import EXPECTED, Exchange, Member, MemberState, listed
+
+NOTICE_S = 30.0  # a wait says who is missing this often
+VOTE_MARGIN_S = 10.0  # votes may come this long after the exchange's own deadline
+
+
+class Fleet(Protocol):
+    """What deadlines may do to the fleet."""
+
+    now: float
+    started: bool
+    members: dict[int, Member]
+    exchange: Exchange | None
+
+    @property
+    def round(self) -> int: ...
+    def give_up(self, index: int, why: str) -> None: ...
+    def go_on_without(self, late: list[int]) -> None: ...
+    def fail(self, text: str) -> None: ...
+    def notice(self, text: str) -> None: ...
+
+
+@dataclass
+class Deadlines:
+    """Times, in seconds, at which the waits of a fleet began."""
+
+    settings: FleetSettings
+    begun: float
+    said: float
+    quiet: float  # since when nobody is alive
+    first_arrival: float | None = None
+    quorum: float | None = None
+
+    def arrived(self, now: float) -> None:
+        """A member has arrived in this round."""
+        if self.first_arrival is None:
+            self.first_arrival = self.said = now
+
+    def closed(self) -> None:
+        """The round waits for nobody any more."""
+        self.first_arrival = self.quorum = None
+
+    def tick(self, fleet: Fleet) -> None:
+        """Give up, or name, whoever is late."""
+        if not fleet.started:
+            self._start(fleet)
+        elif fleet.exchange is not None:
+            self._votes(fleet, fleet.exchange)
+        else:
+            self._arrivals(fleet)
+
+    def _start(self, fleet: Fleet) -> None:
+        waited = fleet.now - self.begun
+        there = sum(x.state is MemberState.JOINING for x in fleet.members.values())
+        text = f"{there} of {self.settings.replicas} replicas have joined after {waited:.0f} s"
+        if waited > self.settings.start_s:
+            fleet.fail(f"{text} (fleet.start_s): does the cluster have room for the others?")
+        else:
+            self._say(fleet, text)
+
+    def _votes(self, fleet: Fleet, exchange: Exchange) -> None:
+        if fleet.now - exchange.started <= self.settings.deadline_s + VOTE_MARGIN_S:
+            return
+        for index in exchange.members:
+            member = fleet.members[index]
+            if member.state is MemberState.EXCHANGING and member.vote is None:
+                fleet.give_up(index, "did not vote in time")
+
+    def _arrivals(self, fleet: Fleet) -> None:
+        missing = [x.index for x in fleet.members.values() if x.state in EXPECTED]
+        arrived = [x.index for x in fleet.members.values() if x.state is MemberState.ARRIVED]
+        if not missing and not arrived:
+            if fleet.now - self.quiet > self.settings.start_s:
+                fleet.fail(f"no replica has come back within {self.settings.start_s:.0f} s (fleet.start_s)")
+            return
+        if self.first_arrival is None or not missing:
+            return
+        waited = fleet.now - self.first_arrival
+        if waited > self.settings.hang_s:
+            for index in missing:
+                fleet.give_up(index, f"did not arrive within {self.settings.hang_s:.0f} s (fleet.hang_s)")
+        elif self._quorum_is_over(fleet.now, len(arrived)):
+            fleet.go_on_without(missing)
+        else:
+            self._say(fleet, f"round {fleet.round + 1}: waiting for {listed(missing)} for {waited:.0f} s")
+
+    def _quorum_is_over(self, now: float, arrived: int) -> bool:
+        settings = self.settings
+        if settings.straggler != "drop" or settings.quorum is None or arrived < settings.quorum:
+            return False
+        if self.quorum is None:
+            self.quorum = now
+        return now - self.quorum >= settings.grace_s
+
+    def _say(self, fleet: Fleet, text: str) -> None:
+        if fleet.now - self.said > NOTICE_S:
+            self.said = fleet.now
+            fleet.notice(text)
