@@ -9,6 +9,7 @@ lists included, is replaced. A job with settings of its own subclasses `TrainCon
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import yaml
@@ -36,16 +37,23 @@ class ConfigError(LowCommError):
     """A configuration that cannot be used; one line per problem: the field, the value given, what is allowed."""
 
 
-class TrainConfig(BaseModel):
-    """Train one model on several replicas that communicate rarely."""
+@dataclass(frozen=True)
+class LoopSettings:
+    """What a train function of the user's own leaves for us to know of its inner loop."""
+
+    steps: int
+    buffers: str = "average"
+    state_on_sync: str = "keep"
+
+
+class LoopConfig(BaseModel):
+    """A run with a train function of the user's own (`LowCommTrainer`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     run: RunSettings = RunSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
-    model: ModelSettings = ModelSettings()
-    data: DataSettings = DataSettings()
-    inner: InnerSettings = InnerSettings()
+    inner: LoopSettings | InnerSettings
     strategy: StrategySettings = StrategySettings()
     fleet: FleetSettings = FleetSettings()
     faults: list[Fault] = Field(default_factory=list)
@@ -63,6 +71,14 @@ class TrainConfig(BaseModel):
                 allowed = f"must be less than fleet.replicas = {self.fleet.replicas}"
                 raise SettingError(f"faults[{number}].replica", fault.replica, allowed)
         return self.model_copy(update={"strategy": strategies.resolve(self.strategy)})
+
+
+class TrainConfig(LoopConfig):
+    """Train one model on several replicas that communicate rarely."""
+
+    model: ModelSettings = ModelSettings()
+    data: DataSettings = DataSettings()
+    inner: InnerSettings = InnerSettings()
 
 
 C = TypeVar("C", bound=TrainConfig)

@@ -1,1 +1,1 @@
-"""Pure torch: names, layouts, tracks, chunks, codecs, outer optimizers, schedules. Knows no other part of the package."""
+"""Pure torch: names, layouts, tracks, chunks, codecs, outer optimizers, schedules. It knows no other part."""

@@ -85,6 +85,7 @@ class ChunkPlan:
 
     def gather(self, flat: Tensor) -> list[Tensor]:
         """Batches of chunks copied from `flat` [n], one a group."""
+        flat = flat.contiguous()  # windows are laid over the storage
         batches = []
         for group in self.groups:
             batch = flat.new_empty((group.count, *group.shape))

@@ -55,7 +55,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     if hasattr(parameter, "device_mesh") or type(parameter.data) is not Tensor:
         raise ModelError(
-            f"parameter {name!r} is a {type(parameter.data).__name__}: sharded or subclassed parameters (FSDP, DTensor) "
+            f"parameter {name!r} is a {type(parameter.data).__name__}: sharded or subclassed ones (FSDP, DTensor) "
             "are not supported; give each replica a whole, plain copy of the model"
         )
     if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:

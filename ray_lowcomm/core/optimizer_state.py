@@ -16,7 +16,7 @@ _ADAM_FAMILY = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RAdam, Adopt)
 
 
 def moment_names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """Names of the per-element states: ('exp_avg', 'exp_avg_sq') for Adam, ('momentum_buffer',) for SGD with momentum."""
+    """Names of the per-element states: exp_avg and exp_avg_sq for Adam, momentum_buffer for SGD with momentum."""
     if isinstance(optimizer, _ADAM_FAMILY):
         extra = ("max_exp_avg_sq",) if optimizer.defaults.get("amsgrad") else ()
         return ("exp_avg", "exp_avg_sq", *extra)
@@ -90,7 +90,13 @@ def _placed(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str,
 def _create_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
     state: dict[str, Any] = optimizer.state[parameter]
     if isinstance(optimizer, _ADAM_FAMILY):
-        state.setdefault("step", torch.tensor(0.0))
+        state.setdefault("step", _placed(optimizer, parameter, "step", _common_step(optimizer)))
         for name in moment_names(optimizer):
             state.setdefault(name, torch.zeros_like(parameter))
     return state
+
+
+def _common_step(optimizer: torch.optim.Optimizer) -> Tensor:
+    """Steps taken so far, 0-d: DES-LOC's bias correction uses a common count, not a state's age (ALGORITHMS D1)."""
+    steps = [state["step"] for state in optimizer.state.values() if "step" in state]
+    return max((step.detach().cpu() for step in steps), key=float, default=torch.tensor(0.0))

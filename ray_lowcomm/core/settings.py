@@ -6,9 +6,18 @@ the pure layers need no configuration library; `ray_lowcomm.config` reads them f
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from ray_lowcomm.core.errors import SettingError
+
+
+def _choices(section: str, settings: object) -> None:
+    for name, hint in get_type_hints(type(settings)).items():
+        kinds = (hint, *get_args(hint))
+        allowed = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+        value = getattr(settings, name)
+        if allowed and value not in allowed and not (value is None and type(None) in kinds):
+            raise SettingError(f"{section}.{name}", value, f"must be one of {', '.join(allowed)}")
 
 
 def _positive(section: str, settings: object, *names: str) -> None:
@@ -81,13 +90,17 @@ class ModelSettings:
     buffers: Literal["average", "local", "first"] = "average"
     init_from: str | None = None
 
+    def __post_init__(self) -> None:
+        _choices("model", self)
+
 
 @dataclass(frozen=True)
 class DataSettings:
     """`name`: ``python_stdlib``, ``digits``, ``files`` (Parquet, Arrow, JSONL or text at `path`) or ``hf:DATASET``.
 
     `sequence_length` is in tokens; `tokenizer` is ``bytes`` or a local folder or name of a Hugging Face tokenizer.
-    `eval_samples` bounds the fixed validation subset.
+    `eval_samples` bounds the fixed validation subset. `cache_dir` is where Hugging Face `datasets` keeps its Arrow files
+    (default: its own).
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -103,6 +116,7 @@ class DataSettings:
     tokenizer: str = "bytes"
     validation_fraction: float = 0.05
     eval_samples: int = 512
+    cache_dir: str | None = None
 
     def __post_init__(self) -> None:
         _positive("data", self, "sequence_length", "eval_samples")
@@ -131,6 +145,7 @@ class InnerSettings:
     autocast: bool = True
 
     def __post_init__(self) -> None:
+        _choices("inner", self)
         _positive("inner", self, "steps", "batch_size", "accumulate", "lr", "clip_norm")
         _not_negative("inner", self, "weight_decay", "warmup_steps")
         _fraction("inner", self, "momentum")
@@ -170,6 +185,7 @@ class StrategySettings:
     overlap_steps: int | None = None
 
     def __post_init__(self) -> None:
+        _choices("strategy", self)
         _positive("strategy", self, "inner_steps", "topk", "chunk_size", "outer_lr")
         _positive("strategy", self, "param_period", "exp_avg_period", "exp_avg_sq_period")
         _not_negative("strategy", self, "overlap_steps")
@@ -195,7 +211,7 @@ class CohortSettings:
 class FleetSettings:
     """How many replicas, on what, and how long anybody waits for anybody. All times are in seconds.
 
-    `deadline_s` bounds one exchange; `hang_s` is how long a round waits for a replica that is alive but does not
+    `collective`: gloo (CPU staging, any network) or nccl (GPUs in one place). `deadline_s` bounds one exchange; `hang_s` is how long a round waits for a replica that is alive but does not
     arrive; `start_s` how long a run waits for its first members. With `quorum` (a count) and `straggler: drop` a round
     closes `grace_s` after the quorum has arrived; who is late starts again from the shared state and its steps are
     counted as lost. `max_failures` is the number of deaths of one replica without a committed round in between.
@@ -208,6 +224,7 @@ class FleetSettings:
     resources_per_replica: dict[str, float] = field(default_factory=lambda: {"CPU": 1.0})
     cohorts: tuple[CohortSettings, ...] = ()
     transport: Literal["ray", "local"] = "ray"
+    collective: Literal["gloo", "nccl"] = "gloo"
     threads_per_replica: int = 1
     pace: Literal["equal", "by_speed"] = "equal"
     quorum: int | None = None
@@ -220,6 +237,7 @@ class FleetSettings:
     max_failures: int = 5
 
     def __post_init__(self) -> None:
+        _choices("fleet", self)
         _positive("fleet", self, "replicas", "threads_per_replica", "deadline_s", "hang_s", "start_s", "max_failures")
         _positive("fleet", self, "quorum")
         _not_negative("fleet", self, "grace_s", "max_retries")
@@ -247,6 +265,7 @@ class Fault:
     seconds: float = 20.0
 
     def __post_init__(self) -> None:
+        _choices("faults", self)
         _not_negative("faults", self, "replica", "round", "seconds")
 
 

@@ -17,9 +17,12 @@ class Tracks:
     All vectors are flat [n] over the trainable parameters, in `layout.dtype` (float32, or float64 for a model that has
     float64 parameters), on the parameters' device.
 
-    A parameter of lower precision has a master copy in that dtype: what was last written to it. Reading returns
-    master + (parameter − what was loaded into it), so that rounding at the load is never taken for training, and small
-    outer updates are not swallowed.
+    A parameter of lower precision has a master copy in that dtype: what was last written to it. Reading returns the
+    parameter + what rounding took from the master when it was loaded, so that rounding is never taken for training, and
+    small outer updates are not swallowed.
+
+    A gradient that is None travels as −0.0 throughout. In a weighted sum it yields to any other value and to +0.0, so
+    the mean is −0.0 throughout only where no replica has a gradient; writing that leaves the parameter without one.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -41,31 +44,25 @@ class Tracks:
                 raise SettingError("track", track, f"{type(self.optimizer).__name__} has {', '.join(have)}")
 
     def read(self, track: str) -> Tensor:
-        """A new flat vector [n] with the current values; zeros where there is no gradient or no state yet."""
+        """A new flat vector [n] with the current values; (negative) zeros where there is no state (gradient) yet."""
         if track == PARAMS:
             return self.layout.flatten(self._parameter(i, p) for i, p in enumerate(self._tensors))
         if track == GRADS:
-            return self.layout.flatten(torch.zeros_like(p) if p.grad is None else p.grad for p in self._tensors)
+            return self.layout.flatten(_gradient(p) for p in self._tensors)
         return self.layout.flatten(optimizer_state.moment(self.optimizer, p, track) for p in self._tensors)
 
     def write(self, track: str, flat: Tensor) -> None:
         """Set the track to `flat` [n], cast to the tensors' dtypes."""
         parts = self.layout.split(flat)
+        if track == GRADS:
+            _set_gradients(self._tensors, parts)
+            return
         with torch.no_grad():
             for i, (parameter, part) in enumerate(zip(self._tensors, parts, strict=True)):
                 if track == PARAMS:
                     self._set_parameter(i, parameter, part)
-                elif track == GRADS:
-                    _set_gradient(parameter, part)
                 else:
                     optimizer_state.set_moment(self.optimizer, parameter, track, part)
-
-    def loaded(self, flat: Tensor) -> Tensor:
-        """`flat` [n] as the model would hold it: rounded to the parameters' dtypes and back."""
-        if not self._masters:
-            return flat
-        parts = self.layout.split(flat)
-        return self.layout.flatten(part.to(p.dtype) for p, part in zip(self._tensors, parts, strict=True))
 
     def masters(self) -> dict[str, Tensor]:
         """Master copies of low-precision parameters by name, for the replica's local state."""
@@ -81,8 +78,8 @@ class Tracks:
         master = self._masters.get(index)
         if master is None:
             return parameter
-        trained = parameter.detach().to(master.dtype) - master.to(parameter.dtype).to(master.dtype)
-        return master + trained
+        lost = master - master.to(parameter.dtype).to(master.dtype)
+        return parameter.detach().to(master.dtype) + lost
 
     def _set_parameter(self, index: int, parameter: nn.Parameter, part: Tensor) -> None:
         if index in self._masters:
@@ -90,12 +87,20 @@ class Tracks:
         parameter.copy_(part)
 
 
-def _set_gradient(parameter: nn.Parameter, part: Tensor) -> None:
-    # A parameter that no replica used must stay without a gradient, or weight decay would move it; the rule looks only
-    # at the mean, so all replicas decide alike.
-    if not part.any():
-        parameter.grad = None
-    elif parameter.grad is None:
-        parameter.grad = part.to(parameter.dtype, copy=True)
-    else:
-        parameter.grad.copy_(part)
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        return torch.full_like(parameter, -0.0)
+    return parameter.grad + 0.0  # makes +0.0 of −0.0
+
+
+def _set_gradients(parameters: list[nn.Parameter], parts: list[Tensor]) -> None:
+    # A parameter that no replica used must stay without a gradient, or weight decay would move it. One with a gradient
+    # of zeros must keep it, as in training without replicas. The rule looks only at the mean: all decide alike.
+    absent = torch.stack([((part == 0) & part.signbit()).all() for part in parts]).tolist()
+    for parameter, part, missing in zip(parameters, parts, absent, strict=True):
+        if missing:
+            parameter.grad = None
+        elif parameter.grad is None:
+            parameter.grad = part.to(parameter.dtype, copy=True)
+        else:
+            parameter.grad.copy_(part)

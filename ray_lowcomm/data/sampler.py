@@ -10,7 +10,7 @@ import torch
 from ray_lowcomm.core.errors import DataError
 
 _DRAWN_AHEAD = 1024
-"""Samples drawn at once; positions count only those handed out."""
+"""Samples drawn at once, at most (and no more than an epoch); positions count only those handed out."""
 
 
 class ShardedSampler:
@@ -38,6 +38,9 @@ class ShardedSampler:
         own = [index % self.shards] if self.borrows else range(index, self.shards, replicas)
         self._sizes = {v: len(range(v, length, self.shards)) for v in own}
         self._permutations: dict[int, np.ndarray] = {}
+        self._queue_start: dict[int, int] = {}
+        self._queue = self._queue_shards = np.empty(0, dtype=np.int64)
+        self._used = 0
         self.load({})
 
     @property
@@ -83,8 +86,7 @@ class ShardedSampler:
 
     def _go_to(self, progress: dict[int, int]) -> None:
         self._queue_start, self._used = progress, 0
-        self._queue = np.empty(0, dtype=np.int64)
-        self._queue_shards = np.empty(0, dtype=np.int64)
+        self._queue = self._queue_shards = np.empty(0, dtype=np.int64)
 
     def _refill(self, progress: dict[int, int]) -> None:
         """Draws ahead: a training loop evicts this code from the caches, so a sample at a time would cost much more."""
@@ -92,7 +94,7 @@ class ShardedSampler:
         heap = [(position, shard) for shard, position in progress.items()]
         heapq.heapify(heap)
         items, owners, sizes, shards = [], [], self._sizes, self.shards
-        for _ in range(_DRAWN_AHEAD):
+        for _ in range(min(_DRAWN_AHEAD, sum(sizes.values()))):
             position, shard = heap[0]
             heapq.heapreplace(heap, (position + 1, shard))
             epoch, offset = divmod(position, sizes[shard])

@@ -11,11 +11,18 @@ from ray_lowcomm.core.settings import DataSettings
 from ray_lowcomm.data.samples import Split, TokenWindows
 from ray_lowcomm.data.split import choose_validation, score_names
 
-_SKIPPED_FOLDERS = frozenset(
-    "site-packages dist-packages __pycache__ test tests idle_test idlelib lib2to3 tkinter turtledemo "
-    "encodings pydoc_data ensurepip distutils".split()
-)
-"""Tests, tables, generated text and parts that distributions of Python leave out."""
+_TESTS_AND_PACKAGES = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+_TABLES_AND_OPTIONS = {
+    "encodings",
+    "pydoc_data",
+    "distutils",
+    "ensurepip",
+    "idlelib",
+    "lib2to3",
+    "tkinter",
+    "turtledemo",
+}
+"""Tables, generated text, and parts that distributions of Python leave out."""
 
 _DOCUMENT_END = b"\0"
 
@@ -41,9 +48,10 @@ def load_python_stdlib(settings: DataSettings, split: Split) -> TokenWindows:
 
 def find_sources(root: Path) -> list[str]:
     """Returns the paths, relative to `root` with '/', of the sources used, sorted."""
+    skipped = _TESTS_AND_PACKAGES | _TABLES_AND_OPTIONS
     found: list[str] = []
     for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS and not name.startswith("config-")]
+        folders[:] = [name for name in folders if name not in skipped and not name.startswith("config-")]
         relative = Path(folder).relative_to(root)
         # Written when Python is built: paths and compiler flags of that machine.
         sources = (name for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata"))

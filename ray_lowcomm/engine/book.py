@@ -75,6 +75,12 @@ class Book:
         for kind, amount in vote.bytes.items():
             moved[kind] = moved.get(kind, 0) + amount
 
+    def count_state_transfer(self, donor: int, joiner: int, nbytes: int) -> None:
+        """Count a state that goes from a donor to a joiner."""
+        self.totals.state_transfer_bytes += nbytes
+        self.totals.count_bytes(donor, {"wire_up": nbytes})
+        self.totals.count_bytes(joiner, {"wire_down": nbytes})
+
     def commit(
         self, where: Position, step: int, arrivals: list[m.Arrival], votes: list[m.Vote], retries: int
     ) -> dict[str, Any]:

@@ -5,7 +5,9 @@ and ``manifest.json``, which is written last: a folder without one is not a chec
 """
 
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import xxhash
@@ -14,6 +16,7 @@ from safetensors.torch import save as format_tensors
 from torch import Tensor
 
 from ray_lowcomm.core.errors import CheckpointError
+from ray_lowcomm.engine.book import RunPlan
 from ray_lowcomm.engine.storage import Storage
 
 SHARED, MANIFEST, FOLDER = "shared.safetensors", "manifest.json", "checkpoints"
@@ -39,7 +42,7 @@ def load_tensors(storage: Storage, path: str, expected: tuple[int, str] | None =
     """
     data = storage.read(path)
     if expected is not None and (len(data), xxhash.xxh3_64_hexdigest(data)) != tuple(expected):
-        raise CheckpointError(f"{path} is damaged: size or hash differ from the manifest's; use an older checkpoint")
+        raise CheckpointError(f"{path} is damaged: size or hash differ from the manifest's; delete its folder")
     try:
         return parse_tensors(data)
     except Exception as error:  # safetensors raises its own and plain exceptions for damaged files
@@ -50,15 +53,67 @@ def write_manifest(storage: Storage, folder: str, manifest: Mapping[str, Any], k
     """Make the checkpoint whole, then delete all but the newest `keep` whole ones and what is left of older attempts."""
     storage.write(f"{folder}/{MANIFEST}", json.dumps(manifest, indent=1).encode())
     complete = whole_checkpoints(storage)
-    newest = folder.rsplit("/", 1)[-1]
-    for name in storage.folders(FOLDER):
-        if name < newest and name not in complete[-keep:]:
+    for name in _folders(storage):
+        if _number(name) < _number(folder) and name not in complete[-keep:]:
             storage.delete(f"{FOLDER}/{name}")
 
 
 def whole_checkpoints(storage: Storage) -> list[str]:
     """Names of the folders that have a manifest, oldest first."""
-    return [name for name in storage.folders(FOLDER) if storage.exists(f"{FOLDER}/{name}/{MANIFEST}")]
+    return [name for name in _folders(storage) if storage.exists(f"{FOLDER}/{name}/{MANIFEST}")]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint to go on from: its `folder` below the run's, its `manifest`, and what is wrong with newer ones."""
+
+    folder: str
+    manifest: dict[str, Any]
+    skipped: tuple[str, ...]
+
+
+def find_newest(storage: Storage) -> Found:
+    """The newest checkpoint whose files are all there in their full size (hashes are checked when they are loaded).
+
+    Raises:
+        CheckpointError: there is none; the text says what is wrong with those that were looked at.
+    """
+    skipped: list[str] = []
+    for name in reversed(whole_checkpoints(storage)):
+        folder = f"{FOLDER}/{name}"
+        try:
+            manifest = read_manifest(storage, folder)
+        except CheckpointError as error:
+            skipped.append(str(error))
+            continue
+        torn = [f for f, (size, _) in manifest["files"].items() if storage.size(f"{folder}/{f}") != size]
+        if not torn:
+            return Found(folder, manifest, tuple(skipped))
+        skipped.append(f"{folder}/{torn[0]} is missing or cut off")
+    why = f" ({'; '.join(skipped)})" if skipped else ""
+    raise CheckpointError(f"{storage.root} has no whole checkpoint to go on from{why}")
+
+
+def resumed(plan: RunPlan, found: Found) -> RunPlan:
+    """The plan of a run that goes on from a checkpoint in the run's own directory, with as many replicas as `plan` says.
+
+    Raises:
+        CheckpointError: the checkpoint is of another algorithm.
+    """
+    theirs, ours = found.manifest["strategy"], plan.strategy.name
+    if theirs != ours:
+        advice = "start a run of its own, with model.init_from"
+        raise CheckpointError(f"{found.folder} was made with strategy.name = {theirs}, this run has {ours}: {advice}")
+    return replace(plan, restore=f"{plan.directory}/{found.folder}", restored=found.manifest)
+
+
+def _number(folder: str) -> int:
+    return int(folder.rsplit("_", 1)[-1])
+
+
+def _folders(storage: Storage) -> list[str]:
+    names = [name for name in storage.folders(FOLDER) if re.fullmatch(r"round_\d+", name)]
+    return sorted(names, key=_number)
 
 
 def read_manifest(storage: Storage, folder: str) -> dict[str, Any]:
@@ -98,18 +153,25 @@ def load_member(
     missing = [index for index in saved if index >= replicas]
     if missing:
         kept = [index for index in saved if index < replicas]
-        _add_missing(storage, folder, local, (kept, missing))
+        _add_missing(storage, (folder, files), local, (kept, missing))
     return shared, local
 
 
-def _add_missing(storage: Storage, folder: str, local: dict[str, Tensor], members: tuple[list[int], list[int]]) -> None:
+UNSHARED = ("parameters/", "masters/", "strategy/residual/", "strategy/own_anchor/")
+
+
+def _add_missing(
+    storage: Storage,
+    source: tuple[str, Mapping[str, Any]],
+    local: dict[str, Tensor],
+    members: tuple[list[int], list[int]],
+) -> None:
     """Shift own parameters and residuals by (mean over all saved members) − (mean over the kept ones)."""
-    kept, missing = members
-    names = [n for n, v in local.items() if n.startswith(("parameters/", "masters/", "strategy/residual/"))]
-    names = [n for n in names if local[n].dtype.is_floating_point]
+    (folder, files), (kept, missing) = source, members
+    names = [n for n, v in local.items() if n.startswith(UNSHARED) and v.dtype.is_floating_point]
     sums: dict[bool, dict[str, Tensor]] = {True: {}, False: {}}
     for index in kept + missing:
-        state = load_tensors(storage, f"{folder}/{local_name(index)}")
+        state = load_tensors(storage, f"{folder}/{local_name(index)}", files.get(local_name(index)))
         total = sums[index in kept]
         for name in names:
             value = state[name].double()

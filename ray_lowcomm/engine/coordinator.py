@@ -112,8 +112,9 @@ class Coordinator:
     def _join(self, join: m.Join) -> None:
         old = self.members.get(join.member)
         if old is not None and old.state in LIVE:
-            self._count_lost(old, "was started again")
-        self.book.totals.lost_inner_steps += join.steps_lost
+            self._count_lost(old, join.reason or "was started again", alive=bool(join.reason))
+        if join.steps_lost:
+            self.book.totals.lost_inner_steps += join.steps_lost - (old.counted if old else 0)
         member = Member(join.member, old.incarnation + 1 if old else 1, join.digest, join.endpoint)
         self.members[join.member] = member
         if old is not None:
@@ -144,6 +145,7 @@ class Coordinator:
     def _begin(self, members: list[Member]) -> None:
         """All are there: train from the checkpoint, or from the lowest member's initial weights."""
         self.started = True
+        self._deadlines.closed()
         first = min(members, key=lambda member: member.index)
         others = [x for x in members if x.digest != first.digest and self.plan.restore is None]
         evaluate = self.round == 0 and self.plan.run.eval_every > 0
@@ -191,7 +193,7 @@ class Coordinator:
         for index in offer.joiners:
             member = self.members[index]
             if member.state is MemberState.FETCHING and member.donor == offer.member and offer.round == self.round:
-                self.book.totals.state_transfer_bytes += offer.nbytes
+                self.book.count_state_transfer(offer.member, index, offer.nbytes)
                 self._welcome(member, state=offer.state)
 
     # ---- a round --------------------------------------------------------------------------------------------------
@@ -200,8 +202,8 @@ class Coordinator:
         member = self.members.get(arrival.member)
         if member is None or member.incarnation != arrival.incarnation or member.state is not MemberState.TRAINING:
             self._answer(arrival.member, self._dismissal("this replica was given up by the fleet"))
-        elif self._finishing:
-            self._leave(member, "the run is being stopped")
+        elif self._finishing or self.failure:
+            self._leave(member, self.failure or "the run is being stopped")
             self._end_if_all_out()
         elif not arrival.healthy:
             self._sit_out(member, arrival)
@@ -251,12 +253,12 @@ class Coordinator:
             return
         if members != self._group:
             self.where.generation += 1
-        self.exchange = Exchange(self.where.generation, members, weights_of(arrivals), self.now)
+        self.exchange = Exchange(self.where.generation, members, tuple(arrivals), self.now)
         plan = m.Plan(
             generation=self.where.generation,
             round=self.round,
             members=members,
-            weights=self.exchange.weights,
+            weights=weights_of(arrivals),
             sizes={op: tuple(a.sizes[k].nbytes for a in arrivals) for k, (op, _) in enumerate(ops[0])},
             deadline_s=self.plan.fleet.deadline_s,
             rendezvous=self.members[members[0]].endpoint,
@@ -290,6 +292,7 @@ class Coordinator:
         elif all(v.ok for v in votes) and len({v.digest for v in votes}) == 1:
             self._commit(exchange, alive, votes)
         else:
+            self.book.totals.lost_inner_steps += exchange.owed
             self._retry(alive, votes)
 
     def _retry(self, alive: list[Member], votes: list[m.Vote]) -> None:
@@ -306,12 +309,12 @@ class Coordinator:
         self._send_plan([x.index for x in alive])
 
     def _commit(self, exchange: Exchange, alive: list[Member], votes: list[m.Vote]) -> None:
-        arrivals = [self._arrival(i) for i in exchange.members]
+        arrivals = list(exchange.arrivals)
         launch = self._schedule_now().next_step(self.where.step) or self.plan.total
         launched = self._schedule_now().ops(launch)
         self.where.round += 1
         self.where.step, self.where.history = max((op.apply for op in launched), default=launch), votes[0].digest
-        self._group = exchange.members
+        self._group = exchange.members if len(alive) == len(exchange.members) else ()
         record = self.book.commit(self.where, launch, arrivals, votes, self._retries)
         self.book.count_dense(launched, int(self._agreed["model.dense_bytes"]))
         self.book.give_up_checkpoints(before=self.round)
@@ -391,14 +394,17 @@ class Coordinator:
     def give_up(self, index: int, why: str) -> None:
         """A member is lost: the others go on."""
         member = self.members[index]
-        self._count_lost(member, why)
-        self._after_loss(member)
+        if member.state in PRESENT:
+            self._count_lost(member, why)
+            self._after_loss(member)
 
     def go_on_without(self, late: list[int]) -> None:
         """The quorum has waited long enough; who is late will be told to join again when it arrives."""
         self.notice(f"round {self.round + 1}: goes on without {listed(late)} (quorum, fleet.grace_s)")
         for index in late:
-            self.members[index].state = MemberState.OUT
+            member = self.members[index]
+            fetching = member.state is MemberState.FETCHING  # it waits for an answer, so it must get one later
+            member.state, member.donor = MemberState.JOINING if fetching else MemberState.OUT, None
         self._close_if_complete()
 
     def fail(self, text: str, traceback: str = "") -> None:
@@ -417,23 +423,32 @@ class Coordinator:
         """Say something to the user."""
         self.book.notice(text)
 
-    def _count_lost(self, member: Member, why: str) -> None:
-        """Steps of a killed replica are unknown, so those that it was told to take are counted as lost."""
+    def _count_lost(self, member: Member, why: str, alive: bool = False) -> None:
+        """Steps of a killed replica are unknown, so those that it was told to take are counted as lost. One that is
+        `alive` only begins anew, and says itself what it gives up."""
         if not self._finishing:
-            if member.state in LIVE:
+            if member.state in LIVE and not alive:
                 self.book.totals.members_lost += 1
-                if not (member.vote is not None and member.vote.ok):
-                    steps = member.arrival.steps if member.arrival else member.planned
-                    self.book.totals.lost_inner_steps += steps
+                self._count_steps(member)
             self._failures[member.index] = self._failures.get(member.index, 0) + 1
-            self.notice(f"round {self.round + 1}: replica {member.index} is lost ({why}) while {member.state.value}")
+            what = "begins anew" if alive else "is lost"
+            self.notice(f"round {self.round + 1}: replica {member.index} {what} ({why}) while {member.state.value}")
         member.state = MemberState.OUT
         failures = self._failures.get(member.index, 0)
         if failures > self.plan.fleet.max_failures:
             self.fail(f"replica {member.index} died {failures} times without a round in between: {why}")
 
+    def _count_steps(self, member: Member) -> None:
+        member.counted = member.arrival.steps if member.arrival else member.planned
+        if member.vote is not None and member.vote.ok and self.exchange is not None:
+            self.exchange.owed += member.counted
+        else:
+            self.book.totals.lost_inner_steps += member.counted
+
     def _after_loss(self, member: Member) -> None:
         """What may go on now that nobody waits for this member any more."""
+        if member.index in self._group:
+            self._group = ()  # should it come back in time, its process knows nothing of that group
         for other in self._in(MemberState.FETCHING):
             if other.donor == member.index:
                 other.state, other.donor = MemberState.JOINING, None
@@ -442,6 +457,8 @@ class Coordinator:
             self.exchange.broken = True
             self._tally(self.exchange)
         self._close_if_complete()
+        if not self._in(MemberState.ARRIVED):
+            self._deadlines.closed()
         if not self._in(*LIVE):
             self._deadlines.quiet = self.now
             if self._finishing:
@@ -456,6 +473,8 @@ class Coordinator:
     def _end_if_all_out(self) -> None:
         if self._finishing and not self.ended and not self.failure and not self._in(*LIVE):
             self.book.flush(None)
+            for member in self._in(MemberState.JOINING):
+                self._leave(member, "the run has ended")
             self.ended = True
             self.events.append(Event("ended"))
 

@@ -57,38 +57,56 @@ class Deadlines:
 
     def _start(self, fleet: Fleet) -> None:
         waited = fleet.now - self.begun
-        there = sum(x.state is MemberState.JOINING for x in fleet.members.values())
-        text = f"{there} of {self.settings.replicas} replicas have joined after {waited:.0f} s"
+        there, missing = self._joined(fleet)
+        text = f"{there} of {self.settings.replicas} replicas have joined after {waited:.0f} s, not {missing}"
         if waited > self.settings.start_s:
             fleet.fail(f"{text} (fleet.start_s): does the cluster have room for the others?")
         else:
             self._say(fleet, text)
 
     def _votes(self, fleet: Fleet, exchange: Exchange) -> None:
-        if fleet.now - exchange.started <= self.settings.deadline_s + VOTE_MARGIN_S:
+        members = [fleet.members[i] for i in exchange.members]
+        # looked up before anybody is given up: that may begin another exchange, in which nobody has voted yet
+        late = [x.index for x in members if x.state is MemberState.EXCHANGING and x.vote is None]
+        waited = fleet.now - exchange.started
+        if waited <= self.settings.deadline_s + VOTE_MARGIN_S:
+            if waited > NOTICE_S:
+                self._say(fleet, f"round {fleet.round + 1}: waiting for the votes of {listed(late)} for {waited:.0f} s")
             return
-        for index in exchange.members:
-            member = fleet.members[index]
-            if member.state is MemberState.EXCHANGING and member.vote is None:
-                fleet.give_up(index, "did not vote in time")
+        for index in late:
+            fleet.give_up(index, "did not vote in time")
 
     def _arrivals(self, fleet: Fleet) -> None:
         missing = [x.index for x in fleet.members.values() if x.state in EXPECTED]
+        training = [x.index for x in fleet.members.values() if x.state is MemberState.TRAINING]
         arrived = [x.index for x in fleet.members.values() if x.state is MemberState.ARRIVED]
         if not missing and not arrived:
-            if fleet.now - self.quiet > self.settings.start_s:
-                fleet.fail(f"no replica has come back within {self.settings.start_s:.0f} s (fleet.start_s)")
+            self._all_lost(fleet)
             return
         if self.first_arrival is None or not missing:
             return
         waited = fleet.now - self.first_arrival
         if waited > self.settings.hang_s:
-            for index in missing:
+            for index in training:  # with its donor given up, who is fetching waits for the next commit
                 fleet.give_up(index, f"did not arrive within {self.settings.hang_s:.0f} s (fleet.hang_s)")
         elif self._quorum_is_over(fleet.now, len(arrived)):
             fleet.go_on_without(missing)
         else:
             self._say(fleet, f"round {fleet.round + 1}: waiting for {listed(missing)} for {waited:.0f} s")
+
+    def _all_lost(self, fleet: Fleet) -> None:
+        there, missing = self._joined(fleet)
+        waited = fleet.now - self.quiet
+        text = f"all replicas were lost, {there} of {self.settings.replicas} are back after {waited:.0f} s, not {missing}"
+        if waited > self.settings.start_s:
+            fleet.fail(f"{text} (fleet.start_s)")
+        else:
+            self._say(fleet, text)
+
+    def _joined(self, fleet: Fleet) -> tuple[int, str]:
+        """How many replicas are waiting to begin, and which are not."""
+        there = {x.index for x in fleet.members.values() if x.state is MemberState.JOINING}
+        return len(there), listed([i for i in range(self.settings.replicas) if i not in there])
 
     def _quorum_is_over(self, now: float, arrived: int) -> bool:
         settings = self.settings

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ray_lowcomm.core.errors import LowCommError
-from ray_lowcomm.core.names import clean_name
+from ray_lowcomm.core.names import model_state
 from ray_lowcomm.engine import checkpoint
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.state import ReplicaState, SharedParameters
@@ -63,9 +63,8 @@ class Duties:
 
     def export(self, folder: str, write: Callable[[nn.Module, str], None] | None) -> None:
         """Write the final model: `model.safetensors` with the shared parameters, or whatever `write` makes of it."""
-        if write is not None:
-            with SharedParameters(self._state) as model:
+        with SharedParameters(self._state) as model:
+            if write is not None:
                 write(model, f"{self._directory}/{folder}")
-            return
-        tensors = {clean_name(name): value for name, value in self._state.shared_model_state().items()}
-        checkpoint.save_tensors(Storage(self._directory), f"{folder}/model.safetensors", tensors)
+            else:
+                checkpoint.save_tensors(Storage(self._directory), f"{folder}/model.safetensors", model_state(model))

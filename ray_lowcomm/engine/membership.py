@@ -27,7 +27,8 @@ LIVE = (*EXPECTED, MemberState.ARRIVED, MemberState.EXCHANGING)
 
 @dataclass
 class Member:
-    """One replica. `planned` are the inner steps it was told to take in this round."""
+    """One replica. `planned` are the inner steps it was told to take in this round, `counted` those that were counted as
+    lost on a guess, when it was given up."""
 
     index: int
     incarnation: int
@@ -36,19 +37,22 @@ class Member:
     state: MemberState = MemberState.JOINING
     donor: int | None = None
     planned: int = 0
+    counted: int = 0
     arrival: Arrival | None = None
     vote: Vote | None = None
 
 
 @dataclass
 class Exchange:
-    """The exchange in progress: who takes part in which generation, since when; `broken` once a member was lost."""
+    """The exchange in progress: who takes part in which generation with what, since when; `broken` once a member was
+    lost. `owed` are steps of members that voted yes and were lost: they are lost only if the exchange is."""
 
     generation: int
     members: tuple[int, ...]
-    weights: tuple[float, ...]
+    arrivals: tuple[Arrival, ...]  # in rank order; a member that is lost and joins again has none of its own
     started: float
     broken: bool = False
+    owed: int = 0
 
 
 def weights_of(arrivals: list[Arrival]) -> tuple[float, ...]:
@@ -65,7 +69,7 @@ def paced(nominal: int, seconds_per_step: dict[int, float]) -> dict[int, int]:
 
     DyLU, Asynchronous Local SGD (2401.09135): H_i = floor(H · speed_i / max speed).
     """
-    fastest = min(seconds_per_step.values(), default=0.0)
+    fastest = min((s for s in seconds_per_step.values() if s > 0), default=0.0)
     return {m: max(1, int(nominal * fastest / s)) if s > 0 else nominal for m, s in seconds_per_step.items()}
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ray_lowcomm import strategies
 from ray_lowcomm.core import optimizer_state, randomness
-from ray_lowcomm.core.digest import digest_tensors
+from ray_lowcomm.core.digest import digest_tensors, digest_text
 from ray_lowcomm.core.errors import ExchangeError, FleetError, ModelError
 from ray_lowcomm.core.names import model_state
 from ray_lowcomm.core.schedule import Schedule, SyncOp
@@ -23,6 +23,8 @@ from ray_lowcomm.engine.faults import FaultInjector
 from ray_lowcomm.engine.round import Held, Parties, Round, Seat, Work
 from ray_lowcomm.engine.state import ReplicaState, Stateful
 from ray_lowcomm.engine.transport import Channel, Transport
+
+WORK = "replica.work"  # name in the local state
 
 
 class Positioned(Protocol):
@@ -89,16 +91,16 @@ class Replica:
         self._base_lrs = [group["lr"] for group in parts.optimizer.param_groups]
         strategy = strategies.build(spec.strategy, tracks)
         buffers = BufferSync(parts.model, spec.buffers)  # type: ignore[arg-type]  # checked with the settings
-        self._state = ReplicaState(parts.model, tracks, strategy, buffers, parts.stateful)
+        self._work, self._history = Work(), ""
+        stateful = {**parts.stateful, WORK: self._work}
+        self._state = ReplicaState(parts.model, tracks, strategy, buffers, stateful)
         self._parties = Parties(strategy, buffers, host.channel, host.transport)
         self._duties = Duties(self._state, host.channel, host.transport, spec.directory, host.member)
         moments = strategies.moments_of(tracks)
         self._schedule: Schedule = strategies.schedule(spec.strategy, moments, spec.run.seed, spec.steps)
         self._moments = moments
-        self._initial_digest = digest_tensors(model_state(parts.model).values())
         self._injector = FaultInjector(spec.faults, host.member, host.die, self._announce, host.sleep)
         self._agreed_settings = self._settings_to_agree(tracks)
-        self._work, self._history = Work(), ""
         self._held: Held | None = None
         self._left = self._planned = self._target = self._apply_at = self._incarnation = 0
         self.step_number = self.rounds = 0
@@ -145,8 +147,9 @@ class Replica:
 
     @property
     def digest(self) -> str | None:
-        """Digest of the shared state; None where replicas are not kept consistent."""
-        return self._parties.strategy.digest() if self._parties.strategy.consistent else None
+        """Digest of the shared state; None where replicas are not kept consistent, or when this one never took part."""
+        known = self._parties.strategy.consistent and self._incarnation > 0
+        return self._parties.strategy.digest() if known else None
 
     def _settings_to_agree(self, tracks: Tracks) -> dict[str, str]:
         """What must be the same on all replicas, or they would drift apart or wait for each other for ever."""
@@ -202,6 +205,7 @@ class Replica:
             self._enter(outcome.reason)
             return False
         self._held, self._history = outcome, run.committed
+        self._work.restart()
         self.rounds = outcome.commit.round
         self._apply_at = max(op.apply for op in ops)
         if self._apply_at == step:
@@ -222,6 +226,7 @@ class Replica:
     def _finish_round(self, commit: m.Commit) -> None:
         """What is due at the end of a round, after everything of it has been applied."""
         held, self._held = self._held, None
+        began = time.perf_counter()
         if held is not None and any(op.apply > op.launch for op, _, _ in held.results):
             self._apply(held)
         duties, parts = self._duties, self._parts
@@ -233,7 +238,7 @@ class Replica:
             duties.export(commit.export, parts.export)
         if commit.checkpoint is not None:
             duties.save(commit.round, commit.checkpoint, commit.write_shared)
-        self._work = Work()
+        self._work.since += time.perf_counter() - began  # duties are no compute
 
     # ---- coming and going -----------------------------------------------------------------------------------------
 
@@ -247,28 +252,32 @@ class Replica:
                 return
             if not isinstance(answer, m.Welcome):
                 raise FleetError(f"the driver answered {type(answer).__name__} to a replica that joins")
+            self._work.restart()
             try:
                 self._take_over(answer)
                 break
             except ExchangeError as error:
                 reason = f"the state offered could not be fetched: {error}"
-                self._work = Work()
         if answer.serve:
             self._duties.serve(answer.round, answer.serve)
         if answer.evaluate:
             self._duties.evaluate(answer.round, self._parts.evaluate)
-        self._work = Work()
+        self._work.since = time.perf_counter()
 
     def _join(self, reason: str) -> m.Join:
         return m.Join(
             member=self._host.member,
-            digest=self._initial_digest,
+            digest=self._whole_digest(),
             config=self._agreed_settings,
             moments=self._moments,
             endpoint=self._host.transport.endpoint,
             steps_lost=self._work.steps,
             reason=reason,
         )
+
+    def _whole_digest(self) -> str:
+        """Of all that must be alike where replicas begin: not only at the start, but also after all of them were lost."""
+        return digest_text(f"{digest_tensors(model_state(self._parts.model).values())}{self._parties.strategy.digest()}")
 
     def _take_over(self, welcome: m.Welcome) -> None:
         host, seed = self._host, self._spec.run.seed

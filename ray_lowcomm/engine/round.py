@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,10 @@ from ray_lowcomm.strategies.contract import Strategy
 
 @dataclass
 class Work:
-    """What a replica has done since the last round. `loss` is a sum over `steps`, a 0-d tensor on the model's device."""
+    """What a replica has done since the last launch. `loss` is a sum over `steps`, 0-d float64 on the model's device.
+
+    It is local state: with overlap a checkpoint falls between two launches.
+    """
 
     steps: int = 0
     tokens: int = 0
@@ -34,6 +38,20 @@ class Work:
         # float64, so that the mean does not depend on how many steps were added up before
         value = loss.detach().double()
         self.loss = value if self.loss is None else self.loss + value
+
+    def restart(self) -> None:
+        """Count from here on."""
+        self.steps, self.tokens, self.loss, self.since = 0, 0, None, time.perf_counter()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data, exact."""
+        return {"steps": self.steps, "tokens": self.tokens, "loss": None if self.loss is None else float(self.loss)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        loss = state["loss"]
+        self.steps, self.tokens = state["steps"], state["tokens"]
+        self.loss = None if loss is None else torch.tensor(loss, dtype=torch.float64)
 
     @property
     def mean_loss(self) -> float:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ray_lowcomm.core import optimizer_state, randomness
 from ray_lowcomm.core.errors import CheckpointError
-from ray_lowcomm.core.names import model_state
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.engine.buffers import BufferSync
 from ray_lowcomm.strategies.contract import State, Strategy
@@ -96,13 +95,6 @@ class ReplicaState:
     def _load_optimizer(self, state: Mapping[str, Tensor]) -> None:
         moments = _part(state, OPTIMIZER)
         optimizer_state.load_state_tensors(self.tracks.optimizer, self.tracks.parameters, moments)
-
-    def shared_model_state(self) -> State:
-        """The whole model with the shared parameters in it, in the model's dtypes: what is evaluated and exported."""
-        state = model_state(self.model)
-        layout = self.tracks.layout
-        shared = layout.named(self.strategy.shared_parameters())
-        return {n: shared[n].to(v.dtype) if n in shared else v.detach().clone() for n, v in state.items()}
 
 
 class SharedParameters:

@@ -39,6 +39,11 @@ class Storage:
         """Whether there is a file or folder of that name."""
         return bool(self._fs.get_file_info(self._path(path)).type != self._file_info.NotFound)
 
+    def size(self, path: str) -> int | None:
+        """Size of a file in bytes; None if there is none."""
+        info = self._fs.get_file_info(self._path(path))
+        return int(info.size) if info.type == self._file_info.File else None
+
     def folders(self, path: str) -> list[str]:
         """Names of the folders directly below, sorted."""
         selector = self._selector(self._path(path), allow_not_found=True)

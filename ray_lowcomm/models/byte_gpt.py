@@ -82,6 +82,7 @@ class Block(nn.Module):
         nn.init.zeros_(self.mlp_out.weight)
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        """Returns the new stream, [B, T, width]; `bias` [1, heads, T, T] is added to the scores of the attention."""
         x = x + self.dropout(self.attention_out(self._attend(self.attention_norm(x), bias)))
         return x + self.dropout(self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)))))
 

@@ -1,4 +1,4 @@
-"""What every algorithm is to the engine: when it synchronises which track, what it sends and what it does with the result."""
+"""What every algorithm is to the engine: when it synchronises which track, what it sends, what it does then."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ray_lowcomm.core.chunks import ChunkPlan
-from ray_lowcomm.core.codecs.topk import TopK, kept_per_chunk
+from ray_lowcomm.core.codecs.topk import TopK, check_value_bits, kept_per_chunk
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.outer import OuterOptimizer
 from ray_lowcomm.core.payload import Payload, Proposal, Received
@@ -122,11 +122,15 @@ def _derived(settings: StrategySettings) -> StrategySettings:
     paper = settings.variant == "paper"
     topk = settings.topk or (32 if paper else min(64, (settings.chunk_size or 64) ** 2))
     momentum = settings.outer_momentum if settings.outer_momentum is not None else (0.9 if paper else 0.7)
-    return replace(settings, topk=topk, outer_momentum=momentum)
+    decay = settings.residual_decay
+    if decay is None and not paper:  # the paper's form decays by its momentum
+        decay = 0.95 if settings.residual == "buffer" else 1.0
+    return replace(settings, topk=topk, outer_momentum=momentum, residual_decay=decay)
 
 
 def _check(settings: StrategySettings) -> None:
     kept_per_chunk(settings.topk or 64, settings.chunk_size or 64)
+    check_value_bits(settings.value_bits or 32)
     if settings.overlap_steps and (settings.residual == "buffer" or settings.variant == "paper"):
         raise SettingError(
             "strategy.overlap_steps", settings.overlap_steps, "needs residual: model and variant: consistent"

@@ -48,7 +48,10 @@ class DctPaper(Gathered[tuple[Tensor, Tensor]]):
         """Steps 5 to 8 of B2."""
         mean = self.mean(proposal, received)
         delta, sent = self._open.pop(proposal)
-        self.momentum.mul_(self.beta).add_(delta).sub_(sent).add_(mean)
+        self.momentum.mul_(self.beta).add_(delta)
+        if received.included:
+            self.momentum.sub_(sent)
+        self.momentum.add_(mean)
         self.anchor.step(delta.add_(self.momentum, alpha=self.beta))
         self.anchor.load_into_model()
 

@@ -1,4 +1,4 @@
-"""Synchronous data parallelism (ALGORITHMS A1): gradients are averaged at every step, then clipped and applied by all."""
+"""Synchronous data parallelism (ALGORITHMS A1): gradients are averaged at every step, then clipped and applied."""
 
 from collections.abc import Mapping
 

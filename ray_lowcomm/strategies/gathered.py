@@ -18,11 +18,11 @@ class Gathered(Anchored[Open], Generic[Open]):
     def __init__(self, anchor: Anchor, codec: TopK, reduce: Reduce) -> None:
         super().__init__(anchor)
         self.codec, self.reduce = codec, reduce
-        self._means: dict[str, Tensor] = {}
+        self._means: dict[str, tuple[Received, Tensor]] = {}
 
     def check(self, proposal: str, received: Received) -> None:
         """Parse and decode; the mean is kept for `apply`."""
-        self._means[proposal] = self._decode(received)
+        self._means[proposal] = (received, self._decode(received))
 
     def discard(self, proposal: str) -> None:
         """State changes only at `apply`, so nothing is put back."""
@@ -31,8 +31,8 @@ class Gathered(Anchored[Open], Generic[Open]):
 
     def mean(self, proposal: str, received: Received) -> Tensor:
         """The decoded weighted mean of what was received, flat [n]."""
-        mean = self._means.pop(proposal, None)
-        return self._decode(received) if mean is None else mean
+        checked = self._means.pop(proposal, None)
+        return checked[1] if checked is not None and checked[0] is received else self._decode(received)
 
     def _decode(self, received: Received) -> Tensor:
         parsed = []

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ray_lowcomm.config import TrainConfig, flatten, to_yaml
+from ray_lowcomm.config import LoopConfig, flatten, to_yaml
 from ray_lowcomm.tracking.files import RunFiles
 from ray_lowcomm.tracking.mlflow_log import MlflowLog
 from ray_lowcomm.tracking.mlflow_store import store_of
@@ -21,7 +21,7 @@ class Recorder:
     order `on_start`, `on_round` …, `on_end`; `on_notice` may come at any time and from any thread.
     """
 
-    def __init__(self, config: TrainConfig, run_dir: str, resumed_round: int = 0) -> None:
+    def __init__(self, config: LoopConfig, run_dir: str, resumed_round: int = 0) -> None:
         self._config, self._run_dir = config, run_dir.rstrip("/")
         self._files = RunFiles(run_dir, resumed_round)
         self._progress = RoundProgress(config.inner.steps, config.run.log_every)
@@ -52,7 +52,7 @@ class Recorder:
         """Prints one line."""
         self._progress.notice(text)
 
-    def on_end(self, summary: Mapping[str, Any]) -> None:
+    def on_end(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """The run is over: `summary` is what ``summary.json`` holds, with `finished`, `failed` or `stopped` as status.
 
         The files are whole before MLflow, which may take seconds, gets its end: a job that is being stopped has three.
@@ -60,13 +60,16 @@ class Recorder:
         self._progress.stop()
         self._files.close()
         known = self._mlflow.run_id if self._mlflow else None
-        self._files.summary({**summary, "mlflow_run_id": known})
+        final = {**summary, "mlflow_run_id": known}
+        self._files.summary(final)
         places = {"files": self._run_dir}
         if self._mlflow and self._store:
             status = _MLFLOW_STATUS.get(summary.get("status", ""), "FAILED")
             self._mlflow.finish(summary, status, f"{self._run_dir}/model")
             if self._mlflow.run_id != known:
-                self._files.summary({**summary, "mlflow_run_id": self._mlflow.run_id})
+                final = {**summary, "mlflow_run_id": self._mlflow.run_id}
+                self._files.summary(final)
             if self._mlflow.run_id:
                 places["MLflow"] = self._store.opened_by
         self._progress.end(summary, places)
+        return final

@@ -4,7 +4,7 @@ Wire format (little endian), one message for the whole track:
 
     header   16 bytes: b"RLTK", version u16, value bits u16, layout-and-cut digest u64
     then for each group of equal-shaped chunks (`ChunkPlan.groups`) of `count` chunks with c elements, k kept:
-        k < c    indices [count, k], unsigned of 1, 2 or 4 bytes (the narrowest that holds c − 1), ascending in each chunk;
+        k < c    indices [count, k], unsigned of 1, 2 or 4 bytes (the narrowest that holds c − 1), ascending in a chunk;
                  values [count, k]
         k = c    values [count, c], untransformed, without indices (the dense fallback)
 
@@ -48,8 +48,7 @@ class TopK:
     device: torch.device | str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.value_bits not in VALUE_BITS:
-            raise SettingError("strategy.value_bits", self.value_bits, f"must be one of {VALUE_BITS}")
+        check_value_bits(self.value_bits)
 
     @cached_property
     def nbytes(self) -> int:
@@ -67,10 +66,10 @@ class TopK:
         """(message uint8 [nbytes] on the CPU, what every receiver decodes it to: flat [n]).
 
         Raises:
-            PayloadError: `flat` holds a value that is not finite (top-k would pick NaN first).
+            PayloadError: a value is not finite (top-k would pick NaN first), or would not be once it is transformed or
+                rounded to the wire's dtype.
         """
-        if not bool(torch.isfinite(flat).all()):
-            raise PayloadError("the values to be sent are not all finite")
+        _must_be_finite(flat, "the values to be sent are not all finite")
         streams = [torch.frombuffer(bytearray(self._header), dtype=torch.uint8)]
         decoded = []
         for (group, k, width), batch in zip(map(self._cut, self.plan.groups), self.plan.gather(flat), strict=True):
@@ -79,7 +78,10 @@ class TopK:
                 streams.append(tensor_bytes(indices.to(_INDEX_DTYPE[width])))
             streams.append(tensor_bytes(values))
             decoded.append(kept)
-        return torch.cat(streams), self.plan.scatter(decoded)
+            _must_be_finite(values, "the values to be sent overflow when they are transformed or rounded")
+        sent = self.plan.scatter(decoded)
+        _must_be_finite(sent, "the values to be sent overflow when they are decoded")
+        return torch.cat(streams), sent
 
     def decode_mean(self, messages: Sequence[Parsed], weights: Sequence[float], reduce: Reduce = "replicas") -> Tensor:
         """Weighted mean, flat [n], of parsed messages, added in the given order (so equal on all who have the same).
@@ -87,7 +89,7 @@ class TopK:
         `replicas` divides by the weight of all messages, `senders` per coefficient by the weight of those that sent it.
         """
         batches = []
-        for i, (group, k, width) in enumerate(map(self._cut, self.plan.groups)):
+        for i, (group, _, width) in enumerate(map(self._cut, self.plan.groups)):
             total = torch.zeros(group.count, group.elements, dtype=self.plan.layout.dtype, device=self.device)
             weight = torch.zeros_like(total) if reduce == "senders" and width else None
             for (indices, values), w in zip((message[i] for message in messages), weights, strict=True):
@@ -161,8 +163,7 @@ class TopK:
             # clone: a view at an odd offset may not be reinterpreted as wider values
             values = message[at : at + size].clone().view(self._value_dtype).view(group.count, k)
             at += size
-            if not bool(torch.isfinite(values).all()):
-                raise PayloadError("a value in the message is not finite")
+            _must_be_finite(values, "a value in the message is not finite")
             sections.append((indices.to(self.device), values.to(self.device, self.plan.layout.dtype)))
         return sections
 
@@ -177,7 +178,18 @@ class TopK:
         return raw, at + size
 
 
+def _must_be_finite(values: Tensor, problem: str) -> None:
+    if not bool(torch.isfinite(values).all()):
+        raise PayloadError(problem)
+
+
 _INDEX_DTYPE = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
+
+
+def check_value_bits(bits: int) -> None:
+    """SettingError unless values can be sent with that many bits."""
+    if bits not in VALUE_BITS:
+        raise SettingError("strategy.value_bits", bits, f"must be one of {', '.join(map(str, VALUE_BITS))}")
 
 
 def kept_per_chunk(topk: int, chunk_size: int) -> Callable[[int], int]:

@@ -1,0 +1,77 @@
+"""Validation loss of a saved model: ``python -m jobs.evaluate CHECKPOINT [--SECTION.FIELD VALUE …]``.
+
+CHECKPOINT is a run's ``model/`` folder, one of its ``checkpoints/round_…`` folders, or the run's folder itself (its model).
+Settings are those of the run (its ``config.yaml``) unless given here.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from jobs._main import run_main
+from ray_lowcomm.config import ConfigError, TrainConfig, load_config
+from ray_lowcomm.core.errors import CheckpointError
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print the validation loss."""
+    if not argv or argv[0].startswith("-"):
+        if argv and argv[0] in ("-h", "--help"):
+            print(__doc__)
+            return
+        raise ConfigError("which model? python -m jobs.evaluate CHECKPOINT: a model/ or checkpoints/round_… folder")
+    folder = Path(argv[0])
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder: give a run's model/ or one of its checkpoints/round_… folders")
+    if (folder / "model").is_dir() and not (folder / "model.safetensors").exists():
+        folder = folder / "model"
+    config = load_config(["--config", str(_config_of(folder)), *argv[1:]], TrainConfig)
+    print(f"validation loss {evaluate(folder, config):.6f}")
+
+
+def evaluate(folder: Path, config: TrainConfig) -> float:
+    """The loss of the model in `folder` on the validation subset that `config` names."""
+    from ray_lowcomm.data import load
+    from ray_lowcomm.default_loop import Evaluation
+    from ray_lowcomm.models import build, load_weights
+
+    validation = load(config.data, "validation")
+    model = build(config.model, getattr(validation, "model_defaults", None))
+    if (folder / "manifest.json").exists():
+        _load_checkpoint(model, folder)
+    else:
+        load_weights(model, str(folder))
+    model.eval()
+    return Evaluation(config.data, config.inner.batch_size, torch.device("cpu"), validation)(model)
+
+
+def _load_checkpoint(model: nn.Module, folder: Path) -> None:
+    from ray_lowcomm.core.names import named_buffers, trainable_parameters
+    from ray_lowcomm.engine.checkpoint import SHARED, load_tensors, read_manifest
+    from ray_lowcomm.engine.storage import Storage
+
+    storage = Storage(str(folder.parent))
+    manifest = read_manifest(storage, folder.name)
+    state = load_tensors(storage, f"{folder.name}/{SHARED}", manifest["files"].get(SHARED))
+    wanted = {f"strategy/anchor/{name}": p for name, p in trainable_parameters(model).items()}
+    missing = [name for name in wanted if name not in state]
+    if missing:
+        raise CheckpointError(f"{folder} was made by another model: it has no {missing[0]}")
+    wanted_all = wanted | {f"buffers/{name}": b for name, b in named_buffers(model).items() if f"buffers/{name}" in state}
+    with torch.no_grad():
+        for name, tensor in wanted_all.items():
+            tensor.copy_(state[name])
+
+
+def _config_of(folder: Path) -> Path:
+    for place in (folder, folder.parent, folder.parent.parent):
+        if (place / "config.yaml").exists():
+            return place / "config.yaml"
+    raise CheckpointError(f"{folder}: there is no config.yaml beside it or above: is it a folder of a run?")
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,213 @@
+"""Finding and opening data: files by path and Hugging Face data sets by name, as memory-mapped Arrow tables."""
+
+import glob
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray_lowcomm.core.errors import DataError
+from ray_lowcomm.core.settings import DataSettings
+
+KINDS = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".txt": "text",
+    ".text": "text",
+}
+_VALIDATION_NAMES = ("validation", "valid", "val", "dev", "eval", "test")
+"""Names of splits to validate on; the first that the source has is taken."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """An opened source: `train` and, if it has a split for it, `validation`, both ``datasets.Dataset``.
+
+    `lines`: rows are the lines of text files, with their line ends, and not documents of their own. `what` names the
+    source in messages.
+    """
+
+    train: Any
+    validation: Any | None
+    lines: bool
+    what: str
+
+
+def open_source(settings: DataSettings) -> Source:
+    """Opens what `settings` name: ``files`` at `path`, or ``hf:DATASET``. Both are cached by ``datasets``.
+
+    Raises DataError, one line, if it does not exist, cannot be read, is of an unknown kind or holds nothing.
+    """
+    if settings.name == "files":
+        return _open_files(settings)
+    return _open_hub(settings)
+
+
+@contextmanager
+def quiet_datasets() -> Iterator[None]:
+    """Keeps the progress bars and log lines of ``datasets`` off the screen; errors come as exceptions anyhow."""
+    import datasets
+
+    shown = not datasets.are_progress_bars_disabled()
+    loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    datasets.disable_progress_bars()
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def root_cause(error: BaseException) -> str:
+    """Type and first line of the innermost exception that led to `error`."""
+    while error.__cause__ is not None or (error.__context__ is not None and not error.__suppress_context__):
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first[:200]}"
+
+
+def _open_files(settings: DataSettings) -> Source:
+    if not settings.path:
+        raise DataError(
+            "data.path must be given with data.name = 'files': a file, a folder or a pattern like 'a/*.txt'"
+        )
+    path = settings.path
+    what = f"data.path = {path!r}"
+    if (Path(path) / "dataset_dict.json").is_file() or (Path(path) / "state.json").is_file():
+        return _open_saved(settings, what)
+    try:
+        files = [path] if "://" in path else _find_files(path, what)
+        kind = _kind(files, what)
+        holding = [file for file in files if "://" in file or _holds_something(file)]
+    except OSError as error:
+        raise DataError(f"{what} cannot be read: {type(error).__name__}: {error.strerror}") from error
+    if not holding:
+        raise DataError(
+            f"{what}: the data set is empty: {'the file holds' if len(files) == 1 else 'its files hold'} no row"
+        )
+    splits = _group_by_split(holding, path)
+    options: dict[str, Any] = {"keep_linebreaks": True} if kind == "text" else {}
+    escaped = {name: [glob.escape(file) for file in group] for name, group in splits.items()}
+    loaded = _load(
+        settings,
+        what,
+        "check that the files are whole, and UTF-8 if they are text",
+        kind,
+        data_files=escaped,
+        **options,
+    )
+    return Source(loaded["train"], loaded.get("validation"), kind == "text", what)
+
+
+def _find_files(path: str, what: str) -> list[str]:
+    if Path(path).is_file():
+        return [str(Path(path).absolute())]
+    if Path(path).is_dir():
+        inside = (file for file in Path(path).rglob("*") if file.is_file())
+        hidden = (file for file in inside if not any(p[0] in "._" for p in file.relative_to(path).parts))
+        found = [str(file.absolute()) for file in hidden if file.suffix.lower() in KINDS]
+        if not found:
+            raise DataError(f"{what}: the folder holds no file of a known kind ({', '.join(KINDS)})")
+        return sorted(found)
+    matches = glob.glob(path, recursive=True) if glob.has_magic(path) else []
+    found = [str(Path(file).absolute()) for file in matches if Path(file).is_file()]
+    if not found:
+        raise DataError(f"{what}: no such file or folder, and no file matches it as a pattern")
+    return sorted(found)
+
+
+def _kind(files: list[str], what: str) -> str:
+    suffixes = sorted({Path(file).suffix.lower() for file in files})
+    unknown = [suffix for suffix in suffixes if suffix not in KINDS]
+    if unknown:
+        raise DataError(f"{what}: files of unknown kind {unknown[0] or '(no suffix)'!r}; known are {', '.join(KINDS)}")
+    kinds = sorted({KINDS[suffix] for suffix in suffixes})
+    if len(kinds) > 1:
+        raise DataError(f"{what}: files of several kinds ({', '.join(suffixes)}); give a pattern that picks one")
+    return kinds[0]
+
+
+def _holds_something(file: str) -> bool:
+    """False for a file without bytes, or a Parquet file without rows, which ``datasets`` trips over."""
+    if Path(file).stat().st_size == 0:
+        return False
+    if Path(file).suffix.lower() != ".parquet":
+        return True
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_metadata(file).num_rows > 0
+    except (OSError, ValueError):
+        return True  # damaged: reading it gives the better message
+
+
+def _group_by_split(files: list[str], path: str) -> dict[str, list[str]]:
+    """Files for validation are known by a word of their name, or of a folder below `path`: ``valid-00.parquet``."""
+    root = Path(path).absolute() if Path(path).is_dir() else None
+    groups: dict[str, list[str]] = {}
+    for file in files:
+        name = str(Path(file).relative_to(root)) if root else Path(file).name
+        words = set(re.split(r"[^a-z]+", name.lower()))
+        groups.setdefault(next((word for word in _VALIDATION_NAMES if word in words), "train"), []).append(file)
+    if "train" not in groups:
+        return {"train": files}
+    chosen = next((name for name in _VALIDATION_NAMES if name in groups), None)
+    return {"train": groups["train"]} | ({"validation": groups[chosen]} if chosen else {})
+
+
+def _open_saved(settings: DataSettings, what: str) -> Source:
+    import datasets
+
+    with quiet_datasets():
+        try:
+            loaded = datasets.load_from_disk(settings.path)
+        except Exception as error:
+            raise DataError(f"{what}: a saved data set that cannot be read: {root_cause(error)}") from error
+    if isinstance(loaded, datasets.DatasetDict):
+        return _choose_splits(dict(loaded), settings, what)
+    return Source(loaded, None, False, what)
+
+
+def _open_hub(settings: DataSettings) -> Source:
+    name = settings.name.removeprefix("hf:")
+    what = f"data.name = {settings.name!r}"
+    if not name:
+        raise DataError(f"{what}: give the name of a data set after 'hf:'")
+    advice = (
+        "check the name, data.config_name and the network; without one, load it once where there is one and copy the "
+        "cache (data.cache_dir), or use data.name = 'files'"
+    )
+    return _choose_splits(_load(settings, what, advice, name, settings.config_name), settings, what)
+
+
+def _choose_splits(splits: dict[str, Any], settings: DataSettings, what: str) -> Source:
+    if settings.split not in splits:
+        raise DataError(f"{what} has no split {settings.split!r} (data.split): it has {', '.join(splits)}")
+    names = [name for name in _VALIDATION_NAMES if name in splits and name != settings.split]
+    return Source(splits[settings.split], splits[names[0]] if names else None, False, what)
+
+
+def _load(settings: DataSettings, what: str, advice: str, *args: Any, **options: Any) -> dict[str, Any]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(f"{what} needs the package 'datasets': pip install datasets") from error
+    load: Callable[..., Any] = datasets.load_dataset
+    with quiet_datasets():
+        try:
+            return dict(load(*args, cache_dir=settings.cache_dir, **options))
+        except Exception as error:
+            if "corresponds to no data" in str(error):
+                raise DataError(f"{what}: the data set is empty: it holds no row") from error
+            raise DataError(f"{what} cannot be read: {root_cause(error)}; {advice}") from error

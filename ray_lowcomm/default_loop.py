@@ -1,0 +1,148 @@
+"""The jobs' train function: a model by name on data by name. Knows no Ray: it runs wherever a replica lives."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ray_lowcomm.core.adopt import Adopt
+from ray_lowcomm.core.settings import DataSettings, InnerSettings, ModelSettings
+from ray_lowcomm.data import Batch, Batches, Dataset, ShardedSampler, in_order, load
+from ray_lowcomm.engine.member import Context
+from ray_lowcomm.models import build, check_loss
+
+
+@dataclass(frozen=True)
+class DefaultLoop:
+    """A train function for `LowCommTrainer` from the sections model, data and inner. `config` is copied into model/."""
+
+    model: ModelSettings
+    data: DataSettings
+    inner: InnerSettings
+    config: str = ""
+
+    def __call__(self, context: Context) -> None:
+        """Train one replica to the end of the run."""
+        dataset = load(self.data, "train")
+        model = build(self.model, getattr(dataset, "model_defaults", None)).to(context.device)
+        sampler = ShardedSampler(len(dataset), context.replicas, context.index, context.seed)
+        batches = Batches(dataset, sampler, self.inner.batch_size)
+        replica = context.wrap(
+            model,
+            make_optimizer(model, self.inner),
+            schedule=schedule_of(self.inner),
+            clip_norm=self.inner.clip_norm,
+            evaluate=Evaluation(self.data, self.inner.batch_size, context.device),
+            data=sampler,
+            stateful={"data": batches},
+            export=lambda trained, folder: export_model(trained, folder, self.config),
+        )
+        autocast = autocast_of(self.inner, context.device)
+        accumulate = self.inner.accumulate
+        while not replica.finished:
+            if accumulate == 1:
+                loss = self._micro_step(model, batches, autocast, context.device)
+                loss.backward()  # type: ignore[no-untyped-call]  # torch
+            else:
+                loss = self._accumulated(model, batches, autocast, context.device)
+            replica.step(loss, batches.tokens * accumulate)
+
+    def _micro_step(
+        self, model: nn.Module, batches: Iterator[Batch], autocast: AbstractContextManager[Any], device: torch.device
+    ) -> Tensor:
+        with autocast:
+            return check_loss(model(on_device(next(batches), device)))
+
+    def _accumulated(
+        self, model: nn.Module, batches: Iterator[Batch], autocast: AbstractContextManager[Any], device: torch.device
+    ) -> Tensor:
+        """Mean loss of `accumulate` micro-batches, whose mean gradient is left in the parameters."""
+        total = torch.zeros((), device=device)
+        for _ in range(self.inner.accumulate):
+            loss = self._micro_step(model, batches, autocast, device) / self.inner.accumulate
+            loss.backward()  # type: ignore[no-untyped-call]  # torch
+            total += loss.detach()
+        return total
+
+
+@dataclass
+class Evaluation:
+    """Mean validation loss per token on a fixed subset, read when it is first needed."""
+
+    settings: DataSettings
+    batch_size: int
+    device: torch.device
+    dataset: Dataset | None = None
+
+    def __call__(self, model: nn.Module) -> float:
+        """The loss; the model is in eval mode."""
+        if self.dataset is None:
+            self.dataset = load(self.settings, "validation")
+        total, count = 0.0, 0
+        with torch.no_grad():
+            for batch in in_order(self.dataset, 4 * self.batch_size):
+                size = len(next(iter(batch.values())))
+                total += float(model(on_device(batch, self.device))) * size
+                count += size
+        return total / count
+
+
+def make_optimizer(model: nn.Module, inner: InnerSettings) -> torch.optim.Optimizer:
+    """The inner optimizer; weight decay is for matrices only (biases, norms and scalars have none)."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": inner.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if inner.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=inner.lr, momentum=inner.momentum)
+    if inner.optimizer == "adopt":
+        return Adopt(groups, lr=inner.lr, betas=inner.betas)
+    return torch.optim.AdamW(groups, lr=inner.lr, betas=inner.betas)
+
+
+def schedule_of(inner: InnerSettings) -> Callable[[int], float]:
+    """Multiplier of the learning rate at a nominal step: linear warm-up, then constant or cosine down to a tenth."""
+
+    def multiplier(step: int) -> float:
+        if step < inner.warmup_steps:
+            return (step + 1) / inner.warmup_steps
+        if inner.schedule == "constant":
+            return 1.0
+        done = (step - inner.warmup_steps) / max(1, inner.steps - inner.warmup_steps)
+        return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done)))
+
+    return multiplier
+
+
+def autocast_of(inner: InnerSettings, device: torch.device) -> AbstractContextManager[Any]:
+    """bfloat16 autocast on CUDA, nothing elsewhere."""
+    use = inner.autocast and device.type == "cuda"
+    return torch.autocast("cuda", torch.bfloat16) if use else nullcontext()
+
+
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch on the model's device."""
+    return batch if device.type == "cpu" else {k: v.to(device, non_blocking=True) for k, v in batch.items()}
+
+
+def export_model(model: nn.Module, folder: str, config: str) -> None:
+    """`model.safetensors` and `config.yaml`; of a Hugging Face model what `save_pretrained` writes."""
+    from ray_lowcomm.core.names import model_state
+    from ray_lowcomm.engine.checkpoint import save_tensors
+    from ray_lowcomm.engine.storage import Storage
+
+    inner = getattr(model, "hf_model", None)
+    if inner is not None and "://" not in folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        inner.save_pretrained(folder)
+    else:
+        save_tensors(Storage(folder), "model.safetensors", model_state(inner if inner is not None else model))
+    if config:
+        Storage(folder).write("config.yaml", config.encode())

@@ -1,0 +1,126 @@
+"""From settings to a model: by name, or from a user's own ``module:factory``."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ray_lowcomm.core.errors import ModelError
+from ray_lowcomm.core.settings import ModelSettings
+from ray_lowcomm.models.byte_gpt import ByteGPT
+from ray_lowcomm.models.huggingface import build_huggingface
+from ray_lowcomm.models.initial import load_weights
+from ray_lowcomm.models.small_cnn import SmallCNN
+
+MODELS: Mapping[str, Callable[..., nn.Module]] = {"byte_gpt": ByteGPT, "small_cnn": SmallCNN}
+
+
+def build(settings: ModelSettings, defaults: Mapping[str, Any] | None = None) -> nn.Module:
+    """Builds the model that `settings` name, with `settings.args`, and loads `settings.init_from` into it.
+
+    `defaults` (a data set's `model_defaults`: the size of its vocabulary, its number of classes) fill what `args` leave
+    out, as far as a model of this package has such an argument; a user's own factory gets `args` alone. New weights
+    come from torch's global random generator.
+
+    Raises ModelError, one line, for a name that does not exist, a factory that cannot be imported, raises or returns no
+    ``torch.nn.Module``, arguments that it does not take, and weights that do not fit.
+    """
+    name = settings.name
+    if name.startswith("hf:"):
+        wrapped = build_huggingface(name.removeprefix("hf:"), settings.args)
+        _check_size("vocab_size", getattr(wrapped.hf_model.config, "vocab_size", None), defaults)
+        model: nn.Module = wrapped
+    elif ":" in name:
+        model = _call(name, _import_factory(name), settings.args)
+    elif name in MODELS:
+        takes = inspect.signature(MODELS[name]).parameters
+        known = {key: value for key, value in (defaults or {}).items() if key in takes}
+        for argument in ("vocab_size", "classes"):
+            _check_size(argument, settings.args.get(argument), defaults)
+        model = _call(name, MODELS[name], {**known, **settings.args})
+    else:
+        raise ModelError(f"model.name = {name!r}: must be one of {', '.join(MODELS)}, hf:CONFIG_DIR or module:factory")
+    if settings.init_from is not None:
+        load_weights(model, settings.init_from)
+    return model
+
+
+def check_loss(loss: object) -> Tensor:
+    """Returns `loss` if it can be trained on: a 0-d floating-point tensor that depends on a parameter.
+
+    Raises ModelError that says what it was instead.
+    """
+    wanted = "the model's forward(batch) must return the mean loss, a 0-d floating-point tensor"
+    if not isinstance(loss, Tensor):
+        raise ModelError(f"{wanted}; it returned {_describe(loss)}")
+    if loss.dim() != 0 or not loss.is_floating_point():
+        raise ModelError(f"{wanted}; it returned a tensor of shape {list(loss.shape)} and type {_dtype(loss.dtype)}")
+    if not loss.requires_grad:
+        raise ModelError(f"{wanted} that depends on a trainable parameter; it returned one without a gradient")
+    return loss
+
+
+def _check_size(argument: str, size: object, defaults: Mapping[str, Any] | None) -> None:
+    # Otherwise the first rare token is an index error deep inside torch, hours later.
+    needed = (defaults or {}).get(argument, 0)
+    if isinstance(size, int) and size < needed:
+        raise ModelError(f"model.args.{argument} = {size}: the data set needs at least {needed}")
+
+
+def _import_factory(name: str) -> Callable[..., object]:
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ModelError(f"model.name = {name!r}: cannot import {module_name!r}: {_cause(error)}") from error
+    try:
+        factory = reduce(getattr, attribute.split("."), module)
+    except AttributeError as error:
+        raise ModelError(f"model.name = {name!r}: module {module_name!r} has no {attribute!r}") from error
+    if not callable(factory):
+        raise ModelError(f"model.name = {name!r}: {attribute!r} is a {type(factory).__name__}, not a function")
+    return factory
+
+
+def _call(name: str, factory: Callable[..., object], args: Mapping[str, Any]) -> nn.Module:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        signature = None
+    if signature is not None:
+        try:
+            signature.bind(**args)
+        except TypeError as error:
+            takes = ", ".join(signature.parameters) or "none"
+            raise ModelError(f"model.args do not fit {name!r}: {error}; its arguments: {takes}") from error
+    try:
+        model = factory(**args)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"model.name = {name!r}: the factory raised {_cause(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model.name = {name!r}: must return a torch.nn.Module; it returned {_describe(model)}")
+    return model
+
+
+def _describe(value: object) -> str:
+    if value is None:
+        return "None"
+    kind = type(value)
+    text = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    if isinstance(value, dict):
+        return f"a {text} with keys {', '.join(map(str, list(value)[:5]))}"
+    return f"a {text}"
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _cause(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

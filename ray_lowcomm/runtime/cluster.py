@@ -1,0 +1,72 @@
+"""Reaching a Ray cluster, and whether a fleet fits on it."""
+
+import os
+from collections.abc import Mapping
+
+import ray
+
+from ray_lowcomm.core.errors import FleetError
+from ray_lowcomm.core.settings import FleetSettings
+from ray_lowcomm.runtime.ray_private import autoscaler_limits, prepare_train_environment
+
+
+def connect(settings: FleetSettings) -> bool:
+    """Use the cluster that this process has joined, that of `fleet.address`, that of RAY_ADDRESS, or start a local one.
+
+    Returns whether this call connected (and who called should disconnect).
+
+    Raises:
+        FleetError: the cluster cannot be reached.
+    """
+    prepare_train_environment()
+    if ray.is_initialized():
+        return False
+    address = settings.address or os.environ.get("RAY_ADDRESS")
+    # what users print in their train function is theirs to see; what Ray Train says about itself is not
+    quiet = {"logging_level": "ERROR", "logging_config": ray.LoggingConfig(log_level="WARNING"), "log_to_driver": True}
+    try:
+        if address and address != "local":
+            ray.init(address=address, **quiet)
+        else:
+            ray.init(address="local", include_dashboard=False, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise FleetError(f"fleet.address = {address!r}: no Ray cluster can be reached there: {reason}") from error
+    return True
+
+
+def check_room(settings: FleetSettings) -> None:
+    """Refuse a fleet that the cluster can never place, now or after growing.
+
+    Raises:
+        FleetError: with the arithmetic.
+    """
+    have, limits = ray.cluster_resources(), autoscaler_limits()
+    for name, each in settings.resources_per_replica.items():
+        need = settings.replicas * each
+        most = max(have.get(name, 0.0), limits.get(name, 0.0))
+        if need > most + 1e-9:
+            can = f"and may grow to {limits[name]:g}" if name in limits else "and no autoscaler that could add more"
+            raise FleetError(
+                f"fleet.replicas = {settings.replicas}: {settings.replicas} x {each:g} {name} = {need:g} {name} needed, the "
+                f"cluster has {have.get(name, 0.0):g} {can}; use fewer replicas or a smaller "
+                f"fleet.resources_per_replica.{name}"
+            )
+    if not limits:
+        _check_nodes(settings)
+
+
+def _check_nodes(settings: FleetSettings) -> None:
+    """Each replica must fit on one node."""
+    nodes: list[Mapping[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = sum(_fits(node, settings.resources_per_replica) for node in nodes)
+    if room < settings.replicas:
+        raise FleetError(
+            f"fleet.replicas = {settings.replicas}: only {room} replicas of {dict(settings.resources_per_replica)} fit on "
+            f"the cluster's {len(nodes)} nodes, each of them whole on one node; use fewer or smaller replicas"
+        )
+
+
+def _fits(node: Mapping[str, float], each: Mapping[str, float]) -> int:
+    counts = [int((node.get(name, 0.0) + 1e-9) // amount) for name, amount in each.items() if amount > 0]
+    return min(counts, default=10**6)

@@ -1,0 +1,209 @@
+"""The driver actor: hosts the coordinator, watches the replicas, and keeps what the trainer has to do or to say."""
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ray_lowcomm.engine import checkpoint
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.book import Event, RunPlan
+from ray_lowcomm.engine.coordinator import Coordinator
+from ray_lowcomm.engine.storage import Storage
+
+TICK_S = 0.25
+WATCH_S = 0.2
+PING_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A replica's process: its actor, its pid, and the placement group it runs in (None in somebody else's)."""
+
+    token: str
+    handle: Any
+    pid: int
+    node: str
+    placement_group: Any
+
+
+class Driver:
+    """Async actor (`ray.remote(Driver)`); every method runs on its event loop, so the coordinator needs no lock."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        self._plan = plan
+        self._coordinator = Coordinator(plan, time.monotonic())
+        self._waiting: dict[int, asyncio.Future[m.Answer]] = {}
+        self._attached: dict[int, Attachment] = {}
+        self._pids: dict[int, list[int]] = {}
+        self._groups: dict[int, dict[str, Any]] = {}
+        self._controllers: dict[int, Any] = {}
+        self._events: list[Event] = []
+        self._news = asyncio.Event()
+        self._writing: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Start the clock; call once. Returns the driver's pid."""
+        if self._ticking is None:
+            self._ticking = self._spawn(self._tick())
+        return os.getpid()
+
+    # ---- replicas -------------------------------------------------------------------------------------------------
+
+    async def attach(self, member: int, cohort: int, attachment: Attachment) -> None:
+        """A replica's process is there and is watched from now on."""
+        self._attached[member] = attachment
+        self._pids.setdefault(member, []).append(attachment.pid)
+        if attachment.placement_group is not None:
+            group = attachment.placement_group
+            self._groups.setdefault(cohort, {})[group.id.hex()] = group
+        self._spawn(self._watch(member, attachment))
+
+    async def request(self, request: m.Request) -> m.Answer:
+        """A replica's request; answered when the coordinator has an answer."""
+        member = request.member
+        outbox = self._handle(request)
+        noted = [a for index, a in outbox if index == member and isinstance(a, m.Noted)]
+        self._deliver([(i, a) for i, a in outbox if not isinstance(a, m.Noted)], requester=None if noted else member)
+        if noted:
+            return noted[0]
+        return await self._waiting[member]
+
+    async def exchange_is_on(self, generation: int) -> bool:
+        """See Coordinator."""
+        return self._coordinator.exchange_is_on(generation)
+
+    async def register_controller(self, cohort: int, handle: Any) -> None:
+        """The controller of a cohort's Ray Train run."""
+        self._controllers[cohort] = handle
+
+    # ---- trainer --------------------------------------------------------------------------------------------------
+
+    async def events(self, after: int, timeout_s: float) -> list[Event]:
+        """Events from number `after` on, as soon as there are any, at the latest after `timeout_s`."""
+        if len(self._events) <= after:
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), timeout_s)
+            except TimeoutError:
+                return []
+        return self._events[after:]
+
+    async def stop(self, reason: str) -> None:
+        """End the run in order."""
+        self._coordinator.stop(reason)
+        self._drain()
+
+    async def cohort_ended(self, cohort: int, members: list[int], error: str) -> None:
+        """A cohort's Ray Train run is over: with an error, its replicas cannot come back."""
+        coordinator = self._coordinator
+        if error and not coordinator.ended and not coordinator.failure:
+            coordinator.fail(f"cohort {cohort} (replicas {members}) ended: {error}")
+            self._drain()
+
+    async def summary(self) -> dict[str, Any]:
+        """See Coordinator; and the pids that each replica has had."""
+        self._coordinator.now = time.monotonic()
+        return self._coordinator.summary()
+
+    async def pids(self) -> dict[int, list[int]]:
+        """Process ids of each replica, one a start."""
+        return self._pids
+
+    async def controller(self, cohort: int) -> Any:
+        """Handle of a cohort's controller, or None."""
+        return self._controllers.get(cohort)
+
+    async def placement_groups(self, cohort: int) -> list[Any]:
+        """Placement groups in which replicas of a cohort have run."""
+        return list(self._groups.get(cohort, {}).values())
+
+    # ---- inside ---------------------------------------------------------------------------------------------------
+
+    def _handle(self, request: m.Request) -> list[tuple[int, m.Answer]]:
+        self._coordinator.handle(request, time.monotonic())
+        outbox, self._coordinator.outbox = self._coordinator.outbox, []
+        self._publish()
+        return outbox
+
+    def _deliver(self, outbox: list[tuple[int, m.Answer]], requester: int | None) -> None:
+        if requester is not None:
+            old = self._waiting.get(requester)
+            if old is not None and not old.done():
+                # an earlier process of this replica that was cut off and is still waiting
+                old.set_result(m.Stop("another process has taken this replica's place"))
+            self._waiting[requester] = asyncio.get_running_loop().create_future()
+        for index, answer in outbox:
+            waiting = self._waiting.get(index)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer)
+
+    def _drain(self) -> None:
+        outbox, self._coordinator.outbox = self._coordinator.outbox, []
+        self._publish()
+        self._deliver(outbox, requester=None)
+
+    def _publish(self) -> None:
+        events = list(self._coordinator.events)
+        self._coordinator.events.clear()
+        for event in events:
+            if event.kind == "manifest":
+                self._writing = self._spawn(self._write_manifest(event, self._writing))
+            elif event.kind == "ended":
+                self._spawn(self._end(event, self._writing))
+            else:
+                self._emit(event)
+
+    def _emit(self, event: Event) -> None:
+        self._events.append(event)
+        self._news.set()
+
+    async def _write_manifest(self, event: Event, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before
+        folder, manifest = event.data
+        keep = self._plan.checkpoint.keep
+        try:
+            storage = Storage(self._plan.directory)
+            await asyncio.to_thread(checkpoint.write_manifest, storage, folder, manifest, keep)
+        except Exception as error:
+            self._emit(Event("notice", f"checkpoint {folder} could not be completed: {error}"))
+
+    async def _end(self, event: Event, writing: asyncio.Task[None] | None) -> None:
+        if writing is not None:
+            await writing
+        self._emit(event)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._coordinator.tick(time.monotonic())
+            self._drain()
+
+    async def _watch(self, member: int, attachment: Attachment) -> None:
+        """Notice death within a fraction of a second, and a stopped process within the ping's timeout."""
+        why = ""
+        while not why:
+            await asyncio.sleep(WATCH_S)
+            if self._attached.get(member) is not attachment:
+                return
+            try:
+                await asyncio.wait_for(attachment.handle.__ray_ready__.remote(), PING_TIMEOUT_S)
+            except TimeoutError:
+                why = f"process {attachment.pid} does not answer"
+            except Exception as error:
+                why = f"process {attachment.pid} is gone: {type(error).__name__}"
+        known = self._coordinator.members.get(member)
+        if known is not None and self._attached.get(member) is attachment:
+            self._coordinator.lost(member, known.incarnation, why, time.monotonic())
+            self._drain()
+
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        # the loop keeps only weak references to tasks
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,75 @@
+"""A run's folder: one run at a time, nothing of an older run overwritten, the newest whole checkpoint found."""
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from ray_lowcomm.core.errors import CheckpointError, FleetError
+from ray_lowcomm.core.settings import RunSettings
+from ray_lowcomm.engine.checkpoint import FOLDER, read_manifest, whole_checkpoints
+from ray_lowcomm.engine.storage import Storage
+
+
+class RunFolder:
+    """Context in which this process owns ``<output_dir>/<name>``.
+
+    `restore` is the newest whole checkpoint to go on from (None: start anew) and `manifest` its manifest; `said` is what
+    the user should know about an older run of that name, which is moved aside, never overwritten.
+    """
+
+    def __init__(self, run: RunSettings) -> None:
+        self._remote = "://" in run.output_dir
+        root = run.output_dir.rstrip("/") if self._remote else str(Path(run.output_dir).absolute())
+        self.path = f"{root}/{run.name}"
+        self._resume = run.resume
+        self._lock = None if self._remote else FileLock(f"{root}/.{run.name}.lock")
+        self.restore: str | None = None
+        self.manifest: dict[str, Any] | None = None
+        self.said = ""
+
+    def __enter__(self) -> "RunFolder":
+        try:
+            self._acquire()
+            self._look()
+        except BaseException:
+            self._release()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._release()
+
+    def _acquire(self) -> None:
+        if self._lock is None:
+            return
+        try:
+            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise FleetError(f"{self.path} belongs to a run that is going on: choose another run.name") from error
+        except OSError as error:
+            raise FleetError(f"run.output_dir: {self.path} cannot be made: {error.strerror or error}") from error
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def _look(self) -> None:
+        storage = Storage(self.path)
+        whole = whole_checkpoints(storage)
+        if self._resume:
+            if not whole:
+                raise CheckpointError(f"run.resume: {self.path} has no whole checkpoint to go on from")
+            self.restore = f"{self.path}/{FOLDER}/{whole[-1]}"
+            self.manifest = read_manifest(storage, f"{FOLDER}/{whole[-1]}")
+        elif self._remote and whole:
+            raise FleetError(f"{self.path} holds an older run: choose another run.name, or go on with --run.resume")
+        elif not self._remote and Path(self.path).exists():
+            stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+            aside = Path(f"{self.path}.{stamp}")
+            Path(self.path).rename(aside)
+            self.said = f"an older run of this name was moved to {aside}"
+        if not self._remote:
+            Path(self.path).mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,256 @@
+"""The trainer: a train function, settings, and `fit()`, on Ray or with all replicas in this process."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from ray_lowcomm import strategies
+from ray_lowcomm.core.errors import FleetError, SettingError
+from ray_lowcomm.core.settings import (
+    CheckpointSettings,
+    Fault,
+    FleetSettings,
+    RunSettings,
+    StrategySettings,
+    TrackingSettings,
+)
+from ray_lowcomm.engine.book import Event, RunPlan
+from ray_lowcomm.engine.member import TrainLoop, describe
+from ray_lowcomm.engine.replica import RunSpec
+from ray_lowcomm.runtime.run_folder import RunFolder
+
+Section = TypeVar("Section")
+
+
+class Recorder(Protocol):
+    """Who writes down and shows what happens in a run."""
+
+    def on_start(self, info: Mapping[str, Any]) -> None:
+        """The run begins."""
+
+    def on_round(self, record: Mapping[str, Any]) -> None:
+        """A round is committed; `record` is a line of rounds.jsonl."""
+
+    def on_notice(self, text: str) -> None:
+        """Something that the user should know."""
+
+    def on_end(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """The run is over; returns what summary.json holds."""
+        ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run leaves: the contents of summary.json, and the run's folder."""
+
+    summary: dict[str, Any]
+    path: str
+
+
+@dataclass(frozen=True)
+class TrainerOptions:
+    """The rarer arguments of `LowCommTrainer`.
+
+    `tracking` are TrackingSettings or a mapping of their fields. `agreed` are further settings that must be the same on all replicas. `recorder` makes the recorder from the run's
+    folder and the round it starts from; by default files, progress and MLflow.
+    """
+
+    faults: tuple[Fault, ...] = ()
+    buffers: str = "average"
+    state_on_sync: str = "keep"
+    tracking: Any = None
+    agreed: Mapping[str, str] = field(default_factory=dict)
+    recorder: Any = None
+
+    def __post_init__(self) -> None:
+        if self.buffers not in ("average", "local", "first"):
+            raise SettingError("buffers", self.buffers, "must be average, local or first")
+        if self.state_on_sync not in ("keep", "reset"):
+            raise SettingError("state_on_sync", self.state_on_sync, "must be keep or reset")
+
+
+class LowCommTrainer:
+    """Trains `steps` optimizer steps per replica with a train function of your own.
+
+    `train_loop(context)` builds model and optimizer, calls ``replica = context.wrap(model, optimizer)`` once and
+    ``replica.step(loss)`` after each backward, until ``replica.finished``. Each section may be given as its settings
+    class or as a mapping of its fields; `options` are the fields of `TrainerOptions`.
+
+    Raises:
+        SettingError: a setting that is not allowed.
+    """
+
+    def __init__(
+        self,
+        train_loop: TrainLoop,
+        steps: int,
+        *,
+        strategy: StrategySettings | Mapping[str, Any] | None = None,
+        fleet: FleetSettings | Mapping[str, Any] | None = None,
+        run: RunSettings | Mapping[str, Any] | None = None,
+        checkpoint: CheckpointSettings | Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(steps, int) or steps < 1:
+            raise SettingError("steps", steps, "must be a whole number of at least 1")
+        self.train_loop, self.steps = train_loop, steps
+        self.strategy = strategies.resolve(_section("strategy", StrategySettings, strategy))
+        self.fleet = _section("fleet", FleetSettings, fleet)
+        self.run = _section("run", RunSettings, run)
+        self.checkpoint = _section("checkpoint", CheckpointSettings, checkpoint)
+        self.options = _section("LowCommTrainer", TrainerOptions, options)
+
+    def fit(self) -> Result:
+        """Run to the end.
+
+        Raises:
+            FleetError: the run failed; the text names the replica and the reason. What was written stays.
+        """
+        with RunFolder(self.run) as folder:
+            if folder.manifest is not None and folder.manifest["step"] >= self.steps:
+                steps = folder.manifest["step"]
+                raise FleetError(f"{folder.path} is complete at step {steps}: raise inner.steps to train on")
+            recorder = self._recorder(folder)
+            recorder.on_start(self._info(folder))
+            if folder.said:
+                recorder.on_notice(folder.said)
+            attempt = _Attempt(recorder, folder.path, self.checkpoint.keep)
+            try:
+                summary = self._run(attempt, folder)
+            except BaseException as error:
+                status = "failed" if isinstance(error, Exception) else "stopped"
+                recorder.on_end(self._head() | {"status": status, "error": describe(error)} | attempt.summary)
+                raise
+            status = "failed" if attempt.failure else "finished"
+            final = recorder.on_end(self._head() | {"status": status, "error": attempt.failure} | summary)
+            if attempt.failure:
+                raise FleetError(attempt.failure + attempt.hint)
+            return Result(dict(final), folder.path)
+
+    def _run(self, attempt: "_Attempt", folder: RunFolder) -> dict[str, Any]:
+        plan, spec = self._plan(folder), self._spec(folder.path)
+        if self.fleet.transport == "local":
+            from ray_lowcomm.transport.local import LocalFleet
+
+            began = time.monotonic()
+            local = LocalFleet(plan, spec, attempt.on_event)
+            local.run(self.train_loop)
+            # the local fleet's own clock is virtual
+            return local.coordinator.summary() | {"wall_s": round(time.monotonic() - began, 3)}
+        import ray
+
+        from ray_lowcomm.runtime.cluster import connect
+        from ray_lowcomm.runtime.fleet import RayFleet
+
+        connected = connect(self.fleet)
+        try:
+            return RayFleet(plan, spec, attempt.on_event).run(self.train_loop)
+        finally:
+            if connected:
+                ray.shutdown()
+
+    def _recorder(self, folder: RunFolder) -> Recorder:
+        start = folder.manifest["round"] if folder.manifest else 0
+        if self.options.recorder is not None:
+            made: Recorder = self.options.recorder(folder.path, start)
+            return made
+        from ray_lowcomm.config import LoopConfig, LoopSettings
+        from ray_lowcomm.tracking.recorder import Recorder as FullRecorder
+
+        options = self.options
+        config = LoopConfig(
+            run=self.run,
+            checkpoint=self.checkpoint,
+            inner=LoopSettings(self.steps, options.buffers, options.state_on_sync),
+            strategy=self.strategy,
+            fleet=self.fleet,
+            faults=list(options.faults),
+            tracking=_section("tracking", TrackingSettings, options.tracking),
+        )
+        return FullRecorder(config, folder.path, start)
+
+    def _head(self) -> dict[str, Any]:
+        return {"run_name": self.run.name, "strategy": self.strategy.name}
+
+    def _info(self, folder: RunFolder) -> dict[str, Any]:
+        info = {"replicas": self.fleet.replicas, "steps": self.steps, "transport": self.fleet.transport}
+        if folder.manifest is not None:
+            info |= {"resumed from round": folder.manifest["round"], "step": folder.manifest["step"]}
+        return info
+
+    def _plan(self, folder: RunFolder) -> RunPlan:
+        return RunPlan(
+            run=self.run,
+            checkpoint=self.checkpoint,
+            strategy=self.strategy,
+            fleet=self.fleet,
+            total=self.steps,
+            directory=folder.path,
+            restore=folder.restore,
+            restored=folder.manifest,
+        )
+
+    def _spec(self, directory: str) -> RunSpec:
+        options = self.options
+        return RunSpec(
+            strategy=self.strategy,
+            steps=self.steps,
+            directory=directory,
+            run=self.run,
+            checkpoint=self.checkpoint,
+            fleet=self.fleet,
+            faults=tuple(options.faults),
+            buffers=options.buffers,
+            state_on_sync=options.state_on_sync,
+            agreed=options.agreed,
+        )
+
+
+class _Attempt:
+    """Passes the coordinator's events on to the recorder, and keeps how the run failed."""
+
+    def __init__(self, recorder: Recorder, directory: str, keep: int) -> None:
+        self._recorder, self._directory, self._keep = recorder, directory, keep
+        self.failure = self.hint = ""
+        self.summary: dict[str, Any] = {}
+
+    def on_event(self, event: Event) -> None:
+        if event.kind == "record":
+            self._recorder.on_round(event.data)
+        elif event.kind == "notice":
+            self._recorder.on_notice(event.data)
+        elif event.kind == "start_loss" and event.data is not None:
+            self._recorder.on_notice(f"validation loss before training: {event.data:.4f}")
+        elif event.kind == "manifest":
+            self._write_manifest(*event.data)
+        elif event.kind == "failed":
+            self.failure, traceback = event.data
+            if traceback and "://" not in self._directory:
+                path = Path(self._directory, "error.txt")
+                path.write_text(traceback)
+                self.hint = f" (traceback in {path})"
+
+    def _write_manifest(self, folder: str, manifest: dict[str, Any]) -> None:
+        """Only with the local transport: on Ray the driver writes it."""
+        from ray_lowcomm.engine.checkpoint import write_manifest
+        from ray_lowcomm.engine.storage import Storage
+
+        write_manifest(Storage(self._directory), folder, manifest, self._keep)
+
+
+def _section(name: str, kind: type[Section], given: Any) -> Section:
+    """A settings class from itself, from a mapping of its fields, or with its defaults."""
+    if isinstance(given, kind):
+        return given
+    if given is not None and not isinstance(given, Mapping):
+        raise SettingError(name, given, f"must be a {kind.__name__} or a mapping of its fields")
+    allowed = [f.name for f in fields(kind)]  # type: ignore[arg-type]  # all sections are dataclasses
+    for key in given or {}:
+        if key not in allowed:
+            raise SettingError(f"{name}.{key}", given[key], f"there is no such setting; {name} has {', '.join(allowed)}")
+    return kind(**(given or {}))
+
+
+__all__ = ["LowCommTrainer", "Recorder", "Result", "TrainerOptions"]

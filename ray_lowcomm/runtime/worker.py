@@ -1,0 +1,55 @@
+"""What runs in each Ray Train worker: connect to the driver and live one replica's life."""
+
+import os
+import signal
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import ray.train
+import torch
+
+from ray_lowcomm.engine.member import TrainLoop, run_member
+from ray_lowcomm.engine.replica import Host, RunSpec
+from ray_lowcomm.runtime.driver import Attachment
+from ray_lowcomm.transport.ray_transport import RayChannel, RayTransport
+
+ATTACH_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """What a cohort's workers need. Replica = `first` + rank in the cohort: a restarted worker keeps its rank."""
+
+    driver: Any
+    train: TrainLoop
+    spec: RunSpec
+    run_id: str
+    cohort: int
+    first: int
+
+
+def train_worker(config: dict[str, Any]) -> None:
+    """Ray Train's train function."""
+    plan: WorkerPlan = config["plan"]
+    member = plan.first + ray.train.get_context().get_world_rank()
+    attachment = Attachment(
+        token=uuid.uuid4().hex,
+        handle=ray.get_runtime_context().current_actor,
+        pid=os.getpid(),
+        node=ray.util.get_node_ip_address(),
+        placement_group=ray.util.get_current_placement_group(),
+    )
+    ray.get(plan.driver.attach.remote(member, plan.cohort, attachment), timeout=ATTACH_TIMEOUT_S)
+    channel = RayChannel(plan.driver)
+    device = torch.device("cuda", 0) if ray.get_gpu_ids() and torch.cuda.is_available() else torch.device("cpu")
+    transport = RayTransport(plan.run_id, channel, member, nccl=plan.spec.fleet.collective == "nccl")
+    try:
+        run_member(plan.train, plan.spec, Host(member, channel, transport, die=_die), device)
+    finally:
+        transport.close()
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

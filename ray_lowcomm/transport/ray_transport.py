@@ -1,0 +1,140 @@
+"""Channel and transport of a replica that lives in a Ray actor."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+import torch.distributed as dist
+from ray.exceptions import GetTimeoutError, RayError
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as format_tensors
+from torch import Tensor
+
+from ray_lowcomm.core.errors import ExchangeError, FleetError
+from ray_lowcomm.core.payload import Payload
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.transport.ray_collective import LowCommGroup, Pending, Rendezvous, close_group, open_group
+
+ASK_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a member's TCP store listens."""
+
+    host: str
+    port: int
+
+
+class RayChannel:
+    """The line to the driver actor."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+
+    def request(self, request: m.Request, sent: Callable[[], None] | None = None) -> m.Answer:
+        """See `Channel`. The driver keeps the deadlines of what it is asked, so this wait has none of its own."""
+        try:
+            reference = self._driver.request.remote(request)
+            if sent is not None:
+                sent()
+            answer: m.Answer = ray.get(reference)
+            return answer
+        except RayError as error:
+            raise FleetError(f"the driver of the run is gone ({type(error).__name__})") from error
+
+    def exchange_is_on(self, generation: int) -> bool:
+        """Whether the driver still expects the members of this generation to exchange."""
+        try:
+            return bool(ray.get(self._driver.exchange_is_on.remote(generation), timeout=ASK_TIMEOUT_S))
+        except GetTimeoutError:
+            return True
+        except RayError as error:
+            raise FleetError(f"the driver of the run is gone ({type(error).__name__})") from error
+
+
+class RayTransport:
+    """Exchanges through the collective group of a generation, which lives as long as the generation does."""
+
+    def __init__(self, run: str, channel: RayChannel, member: int, nccl: bool = False) -> None:
+        self._run, self._channel, self._member, self._nccl = run, channel, member, nccl
+        self._host = ray.util.get_node_ip_address()
+        self._store = dist.TCPStore(self._host, 0, None, True, wait_for_workers=False)
+        self._group: LowCommGroup | None = None
+        self._generation = -1
+        self._offered: Any = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """This member's store; it serves every generation in which the member is rank 0."""
+        return Endpoint(self._host, self._store.port)
+
+    def exchange(
+        self, plan: m.Plan, payloads: Sequence[tuple[str, Payload]], begun: Callable[[], None]
+    ) -> list[tuple[Tensor, ...]]:
+        """See `Transport`."""
+        try:
+            group = self._group_of(plan)
+            begun()
+            # one collective per group and thread may be in flight, so the payloads go one after another
+            return [self._one(group, plan, op, payload) for op, payload in payloads]
+        except ExchangeError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Leave the current group; the others' operations fail at once."""
+        group, self._group = self._group, None
+        if group is not None:
+            close_group(group)
+
+    def offer(self, state: dict[str, Tensor]) -> tuple[Any, int]:
+        """Put the state into the object store; the driver passes the reference on, the bytes go from node to node."""
+        data = np.frombuffer(format_tensors(state), dtype=np.uint8)
+        # the object lives as long as its owner holds the reference
+        self._offered = ray.put(data)
+        return [self._offered], data.nbytes
+
+    def fetch(self, reference: Any) -> dict[str, Tensor]:
+        """See `Transport`."""
+        try:
+            data = ray.get(reference[0], timeout=600.0)
+        except RayError as error:
+            raise ExchangeError(f"the peer that offered its state is gone ({type(error).__name__})") from error
+        return parse_tensors(data.tobytes())
+
+    def _one(self, group: LowCommGroup, plan: m.Plan, op: str, payload: Payload) -> tuple[Tensor, ...]:
+        if payload.combine == "gather":
+            gathered: tuple[Tensor, ...] = group.gather(payload.data, plan.sizes[op]).wait()
+            return gathered
+        pending: Pending
+        pending = group.mean(payload.data, plan.weights) if payload.combine == "mean" else group.first(payload.data)
+        return (pending.wait(),)
+
+    def _group_of(self, plan: m.Plan) -> LowCommGroup:
+        if self._group is not None and self._generation == plan.generation:
+            return self._group
+        self.close()
+        rank, world = plan.rank(self._member), len(plan.members)
+        meeting = Rendezvous(
+            store=self._store if rank == 0 else self._store_of(plan.rendezvous, plan.deadline_s),
+            host=self._host,
+            timeout_s=plan.deadline_s,
+            still_on=lambda: self._channel.exchange_is_on(plan.generation),
+            nccl=self._nccl,
+        )
+        self._group = open_group(f"{self._run}/g{plan.generation}", world, rank, meeting)
+        self._generation = plan.generation
+        return self._group
+
+    def _store_of(self, endpoint: Endpoint, timeout_s: float) -> dist.Store:
+        from datetime import timedelta
+
+        timeout = timedelta(seconds=timeout_s)
+        try:
+            return dist.TCPStore(endpoint.host, endpoint.port, None, False, timeout=timeout, wait_for_workers=False)
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0][:200]
+            raise ExchangeError(f"rank 0 at {endpoint.host}:{endpoint.port} cannot be reached: {reason}") from error

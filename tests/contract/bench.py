@@ -1,0 +1,126 @@
+"""A few replicas side by side without an engine: the strategy contract (propose, check, apply, discard) by hand."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from ray_lowcomm import strategies
+from ray_lowcomm.core.digest import digest_tensors
+from ray_lowcomm.core.payload import Proposal, Received
+from ray_lowcomm.core.schedule import Schedule, SyncOp
+from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.engine.buffers import BufferSync
+from ray_lowcomm.engine.state import ReplicaState
+from ray_lowcomm.strategies import Strategy
+from ray_lowcomm.transport.local import combine
+
+from .cases import Case
+from .fleet import mean_square, regression
+from .models import plain
+
+TOTAL = 1000  # far away: no final sync
+
+
+@dataclass
+class Member:
+    """One replica: its model trains with `train`, its strategy is driven by whoever holds it."""
+
+    index: int
+    state: ReplicaState
+    schedule: Schedule
+    step: int = 0
+
+    @property
+    def strategy(self) -> Strategy:
+        return self.state.strategy
+
+    @property
+    def tracks(self) -> Tracks:
+        return self.state.tracks
+
+    def backward(self) -> None:
+        """Gradients of the next batch."""
+        mean_square(self.state.model, regression(self.index, self.step)).backward()
+
+    def finish_step(self) -> None:
+        self.tracks.optimizer.step()
+        self.tracks.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+
+    def snapshot(self) -> str:
+        """Digest of everything that this replica is, gradients included; random state is left out."""
+        state = self.state.shared() | self.state.local()
+        tensors = [state[name] for name in sorted(state) if not name.startswith("random/")]
+        return digest_tensors([*tensors, self.tracks.read("grads")])
+
+    def saved(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Copies of (shared, local) state."""
+        return _copied(self.state.shared()), _copied(self.state.local())
+
+
+def member(case: Case, index: int = 0, model: nn.Module | None = None) -> Member:
+    model = plain() if model is None else model
+    optimizer = case.optimizer(model)
+    settings = strategies.resolve(case.settings)
+    tracks = Tracks(model, optimizer)
+    strategy = strategies.build(settings, tracks)
+    state = ReplicaState(model, tracks, strategy, BufferSync(model, "average"))
+    schedule = strategies.schedule(settings, strategies.moments_of(tracks), 0, TOTAL)
+    return Member(index, state, schedule)
+
+
+def members(case: Case, count: int) -> list[Member]:
+    return [member(case, i) for i in range(count)]
+
+
+def train_to_launch(fleet: Sequence[Member]) -> tuple[SyncOp, ...]:
+    """Train all up to the next launch of ops, with DDP up to the gradients of that step; returns the ops."""
+    target = fleet[0].schedule.next_step(fleet[0].step)
+    assert target is not None
+    ops = fleet[0].schedule.ops(target)
+    for one in fleet:
+        while one.step < target - 1:
+            one.backward()
+            one.finish_step()
+        one.backward()
+        if ops[0].point == "after_step":
+            one.finish_step()
+    return ops
+
+
+def propose(one: Member, ops: Sequence[SyncOp]) -> list[Proposal]:
+    return [one.strategy.propose(op) for op in ops]
+
+
+def exchange(proposals: Sequence[Sequence[Proposal]], included: bool = True) -> list[Received]:
+    """What each op's messages become, from the proposals of all members in rank order, with equal weights."""
+    count = len(proposals)
+    ranks, weights = tuple(range(count)), tuple(1 / count for _ in range(count))
+    of_ops = zip(*proposals, strict=True)
+    return [Received(ranks, weights, combine([p.payload for p in group], weights), included) for group in of_ops]
+
+
+def conclude(one: Member, proposals: Sequence[Proposal], received: Sequence[Received]) -> None:
+    """Check and apply all; then the optimizer step, where it comes after the exchange."""
+    for proposal, part in zip(proposals, received, strict=True):
+        one.strategy.check(proposal.id, part)
+    for proposal, part in zip(proposals, received, strict=True):
+        one.strategy.apply(proposal.id, part)
+    if one.tracks.read("grads").any():
+        one.finish_step()
+
+
+def play_round(fleet: Sequence[Member], left_out: int | None = None) -> None:
+    """One whole round; the message of `left_out` is not counted."""
+    ops = train_to_launch(fleet)
+    proposals = [propose(one, ops) for one in fleet]
+    counted = [p for i, p in enumerate(proposals) if i != left_out]
+    received = exchange(counted)
+    for i, one in enumerate(fleet):
+        parts = [replace(part, included=False) for part in received] if i == left_out else received
+        conclude(one, proposals[i], parts)
+
+
+def _copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in state.items()}

@@ -1,0 +1,62 @@
+"""Every algorithm and variant that the contract suite covers: a new one is one line here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ray_lowcomm.core.adopt import Adopt
+from ray_lowcomm.core.settings import StrategySettings
+
+from .fleet import adamw
+
+
+@dataclass(frozen=True)
+class Case:
+    """A strategy with an inner optimizer. Rounds are short, so that three of them fit into six steps."""
+
+    id: str
+    settings: StrategySettings
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw
+
+    def __repr__(self) -> str:
+        return self.id
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+
+
+def adopt(model: nn.Module) -> torch.optim.Optimizer:
+    return Adopt(model.parameters(), lr=0.02, weight_decay=0.1)
+
+
+def _of(name: str, **fields: Any) -> StrategySettings:
+    return StrategySettings(name=name, **fields)
+
+
+DCT: dict[str, Any] = {"inner_steps": 2, "chunk_size": 4, "topk": 3}
+PERIODS: dict[str, Any] = {"param_period": 1, "exp_avg_period": 2, "exp_avg_sq_period": 3}
+
+CASES = [
+    Case("ddp", _of("ddp")),
+    Case("local_sgd", _of("local_sgd", inner_steps=2), momentum),
+    Case("local_adam", _of("local_adam", inner_steps=2)),
+    Case("diloco", _of("diloco", inner_steps=2)),
+    Case("diloco_sgd", _of("diloco", inner_steps=2, outer_optimizer="sgd", outer_momentum=0.5)),
+    Case("dct_model", _of("dct_momentum", **DCT)),
+    Case("dct_model_decay", _of("dct_momentum", residual_decay=0.9, **DCT)),
+    Case("dct_buffer", _of("dct_momentum", residual="buffer", **DCT)),
+    Case("dct_senders", _of("dct_momentum", reduce="senders", **DCT)),
+    Case("dct_16_bit", _of("dct_momentum", value_bits=16, **DCT)),
+    Case("dct_paper", _of("dct_momentum", variant="paper", **DCT)),
+    Case("dct_overlap", _of("dct_momentum", overlap_steps=1, **DCT)),  # applied later than launched
+    Case("desloc", _of("desloc", **PERIODS)),
+    Case("desloc_random", _of("desloc", periods="random", param_period=2)),
+    Case("desloc_nesterov", _of("desloc", outer_optimizer="nesterov", **PERIODS)),
+    Case("desloc_sgd", _of("desloc", **PERIODS), momentum),
+    Case("desloc_adopt", _of("desloc", **PERIODS), adopt),
+]
+BY_ID = {case.id: case for case in CASES}

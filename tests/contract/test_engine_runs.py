@@ -1,0 +1,82 @@
+"""Every strategy trains every awkward model through the engine, and keeps what the contract promises."""
+
+import pytest
+import torch
+
+from ray_lowcomm import strategies
+from ray_lowcomm.core.tracks import Tracks
+
+from .cases import CASES, Case
+from .fleet import Job, Outcome, run, strategy_of
+from .models import MODELS
+
+# all models meet all strategies with one and two replicas; with three every strategy and every model occurs
+NAMES = list(MODELS)
+PAIRS = [(case, name, w) for case in CASES for name in NAMES for w in (1, 2)]
+PAIRS += [(case, NAMES[i % len(NAMES)], 3) for i, case in enumerate(CASES)]
+
+
+def _id(value: object) -> str:
+    return str(value)
+
+
+@pytest.mark.parametrize(("case", "name", "replicas"), PAIRS, ids=_id)
+def test_strategy_trains_model_and_keeps_its_promises(case: Case, name: str, replicas: int, tmp_path) -> None:
+    if name == "compiled":
+        torch._dynamo.reset()
+    job = Job(case.settings, MODELS[name], replicas, optimizer=case.optimizer, evaluate=lambda model: 0.0)
+    outcome = run(job, tmp_path)
+    assert outcome.failure is None
+    assert outcome.summary["inner_steps"] == 6 * replicas
+    for model in outcome.models.values():
+        assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+    _check_training(outcome, job)
+    _check_names(outcome)
+    if name == "frozen":
+        _check_left_alone(outcome, job, ("0.weight", "0.bias"))
+    if name == "partly_used" and replicas < 3:  # x/3 + x/3 + x/3 is not always x
+        _check_left_alone(outcome, job, ("never.weight", "never.bias"))
+    if strategy_of(outcome.replicas[0]).consistent:
+        _check_consistent(outcome)
+
+
+def _check_training(outcome: Outcome, job: Job) -> None:
+    model = job.model()
+    before = Tracks(model, job.optimizer(model)).read("params")
+    assert not torch.equal(outcome.anchor(), before)
+
+
+def _check_names(outcome: Outcome) -> None:
+    state = outcome.replicas[0]._state.shared() | outcome.replicas[0]._state.local()
+    assert not [name for name in state if "_orig_mod" in name]
+
+
+def _check_left_alone(outcome: Outcome, job: Job, names: tuple[str, ...]) -> None:
+    before = dict(job.model().named_parameters())
+    for replica in outcome.models:
+        after = outcome.parameters(replica)
+        assert all(torch.equal(after[name], before[name]) for name in names)
+
+
+def _check_consistent(outcome: Outcome) -> None:
+    shared, buffers = list(outcome.shared.values()), list(outcome.buffers.values())
+    assert all(digests == shared[0] for digests in shared)
+    assert all(digests == buffers[0] for digests in buffers)
+    assert len(set(outcome.summary["state_digests"].values())) == 1
+
+
+def test_a_message_in_flight_is_applied_later_than_it_was_launched(tmp_path) -> None:
+    """The anchor changes one step after each launch, and at the end at once."""
+    settings = strategies.resolve(next(case.settings for case in CASES if case.id == "dct_overlap"))
+    outcome = run(Job(settings, MODELS["plain"]), tmp_path)
+    changed = [a != b for a, b in zip(outcome.shared[0], outcome.shared[0][1:], strict=False)]
+    assert changed == [False, True, False, True, True]  # after steps 3 (launched at 2), 5 (at 4), 6 (the end)
+
+
+def test_replicas_with_unequal_work_are_weighed_by_it_and_stay_alike(tmp_path) -> None:
+    for case in CASES:
+        job = Job(case.settings, MODELS["batch_norm"], 3, optimizer=case.optimizer, tokens=lambda r: 8 * (r + 1))
+        outcome = run(job, tmp_path)
+        assert outcome.failure is None
+        if strategy_of(outcome.replicas[0]).consistent:
+            _check_consistent(outcome)

@@ -1,0 +1,197 @@
+"""The strategy contract itself, for every strategy: what a proposal may change, and what apply and load promise."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ray_lowcomm.core.digest import digest_tensors
+from ray_lowcomm.core.errors import PayloadError
+
+from .bench import conclude, exchange, member, members, play_round, propose, train_to_launch
+from .cases import CASES, Case
+
+every_case = pytest.mark.parametrize("case", CASES, ids=repr)
+
+
+@every_case
+def test_shared_state_is_bit_identical_after_apply_where_promised(case: Case) -> None:
+    fleet = members(case, 3)
+    for _ in range(3):
+        play_round(fleet)
+        shared = {digest_tensors(one.strategy.shared_state().values()) for one in fleet}
+        assert len(shared) == (1 if fleet[0].strategy.consistent else 3)
+        if fleet[0].strategy.consistent:
+            assert len({one.strategy.digest() for one in fleet}) == 1
+
+
+@every_case
+def test_proposing_changes_nothing_that_can_be_seen(case: Case) -> None:
+    one = member(case)
+    ops = train_to_launch([one])
+    before = one.snapshot()
+    propose(one, ops)
+    assert one.snapshot() == before
+
+
+@every_case
+def test_discarded_proposal_is_as_if_never_made(case: Case) -> None:
+    fleet, twins = members(case, 2), members(case, 2)
+    for play in (fleet, twins):
+        play_round(play)
+    ops = train_to_launch(fleet)
+    train_to_launch(twins)
+    proposals = [propose(one, ops) for one in fleet]
+    received = exchange(proposals)
+    before = [one.snapshot() for one in fleet]
+    for one, mine in zip(fleet, proposals, strict=True):
+        for proposal, part in zip(mine, received, strict=True):
+            one.strategy.check(proposal.id, part)
+            one.strategy.discard(proposal.id)
+    assert [one.snapshot() for one in fleet] == before
+    for play in (fleet, twins):
+        again = [propose(one, ops) for one in play]
+        parts = exchange(again)
+        for one, mine in zip(play, again, strict=True):
+            conclude(one, mine, parts)
+    assert [one.snapshot() for one in fleet] == [one.snapshot() for one in twins]
+
+
+@every_case
+def test_open_payload_keeps_its_bytes_whatever_else_happens(case: Case) -> None:
+    """A retry with other members sends the same: training on or a failed attempt must not show in it."""
+    one, other = members(case, 2)
+    ops = train_to_launch([one, other])
+    mine, theirs = propose(one, ops), propose(other, ops)
+    before = digest_tensors(p.payload.data for p in mine)
+    for proposal, part in zip(mine, exchange([mine, theirs]), strict=True):
+        one.strategy.check(proposal.id, part)
+    with torch.no_grad():
+        for parameter in one.tracks.parameters.values():
+            parameter.add_(1.0)
+            if parameter.grad is not None:
+                parameter.grad.add_(1.0)
+    assert digest_tensors(p.payload.data for p in mine) == before
+
+
+@every_case
+def test_retry_with_fewer_members_applies_only_what_they_sent(case: Case) -> None:
+    """The first attempt was checked with three messages; the committed one has two: nothing of the third may remain."""
+    fleet, twins = members(case, 3), members(case, 3)
+    ops = train_to_launch(fleet)
+    train_to_launch(twins)
+    proposals, again = [propose(one, ops) for one in fleet], [propose(one, ops) for one in twins]
+    for one, mine in zip(fleet, proposals, strict=True):
+        for proposal, part in zip(mine, exchange(proposals), strict=True):
+            one.strategy.check(proposal.id, part)
+    conclude(fleet[0], proposals[0], exchange(proposals[:2]))
+    conclude(twins[0], again[0], exchange(again[:2]))
+    assert fleet[0].snapshot() == twins[0].snapshot()
+
+
+@every_case
+def test_apply_is_a_function_of_what_was_received(case: Case) -> None:
+    fleet, twins = members(case, 2), members(case, 2)
+    for _ in range(2):
+        play_round(fleet)
+        play_round(twins)
+    assert [one.snapshot() for one in fleet] == [one.snapshot() for one in twins]
+
+
+@every_case
+def test_apply_without_a_check_before_does_the_same(case: Case) -> None:
+    one, twin = member(case), member(case)
+    ops = train_to_launch([one, twin])
+    mine, other = propose(one, ops), propose(twin, ops)
+    conclude(one, mine, exchange([mine]))
+    for proposal, part in zip(other, exchange([other]), strict=True):
+        twin.strategy.apply(proposal.id, part)
+    if twin.tracks.read("grads").any():
+        twin.finish_step()
+    assert one.snapshot() == twin.snapshot()
+
+
+@every_case
+def test_damaged_message_is_refused_and_changes_nothing(case: Case) -> None:
+    one = member(case)
+    ops = train_to_launch([one])
+    mine = propose(one, ops)
+    before = one.snapshot()
+    for proposal, part in zip(mine, exchange([mine]), strict=True):
+        bad = part.parts[0].clone()
+        if proposal.payload.combine == "mean":
+            bad[-1] = float("nan")
+        else:
+            bad = bad[:-1]
+        with pytest.raises(PayloadError, match="replica 0" if proposal.payload.combine == "gather" else "finite"):
+            one.strategy.check(proposal.id, replace(part, parts=(bad,)))
+    assert one.snapshot() == before
+
+
+@every_case
+def test_saved_and_loaded_replicas_go_on_bit_identically(case: Case) -> None:
+    fleet = members(case, 2)
+    for _ in range(2):
+        play_round(fleet)
+    states = [one.saved() for one in fleet]
+    fresh = members(case, 2)
+    for one, (shared, local), old in zip(fresh, states, fleet, strict=True):
+        with torch.no_grad():  # nothing may depend on what the new process began with
+            for parameter in one.tracks.parameters.values():
+                parameter.mul_(3.0)
+        one.state.load(shared, local)
+        one.step = old.step
+    assert [one.snapshot() for one in fresh] == [one.snapshot() for one in fleet]
+    for _ in range(3):
+        play_round(fleet)
+        play_round(fresh)
+    assert [one.snapshot() for one in fresh] == [one.snapshot() for one in fleet]
+
+
+@every_case
+def test_joiner_starts_at_the_shared_state_of_its_donor(case: Case) -> None:
+    fleet = members(case, 2)
+    for _ in range(2):
+        play_round(fleet)
+    donor, joiner = fleet[0], member(case, 2)
+    joiner.state.load_as_joiner(donor.state.for_joiner())
+    joiner.step = donor.step
+    assert digest_tensors(joiner.strategy.shared_state().values()) == digest_tensors(
+        donor.strategy.shared_state().values()
+    )
+    assert torch.equal(joiner.tracks.read("params"), donor.strategy.shared_parameters())
+    assert torch.equal(joiner.strategy.shared_parameters(), donor.strategy.shared_parameters())
+    fleet.append(joiner)
+    play_round(fleet)
+    if donor.strategy.consistent:
+        assert len({one.strategy.digest() for one in fleet}) == 1
+
+
+@every_case
+def test_weights_come_from_what_was_received_not_from_a_world_size(case: Case) -> None:
+    """A mean over one member's message alone is that member's own, whoever else was there before."""
+    if not member(case).strategy.consistent:
+        pytest.skip("replicas of the paper's form keep anchors of their own")
+    one, other = members(case, 2)
+    alone = member(case)
+    ops = train_to_launch([one, other, alone])
+    mine, own = propose(one, ops), propose(alone, ops)
+    propose(other, ops)
+    conclude(one, mine, exchange([mine]))
+    conclude(alone, own, exchange([own]))
+    assert one.snapshot() == alone.snapshot()
+
+
+@every_case
+def test_a_value_that_is_not_finite_never_leaves_the_replica(case: Case) -> None:
+    """Packed strategies refuse to propose; for dense ones the engine looks at the payload itself."""
+    one = member(case)
+    ops = train_to_launch([one])
+    parameter = next(iter(one.tracks.parameters.values()))
+    with torch.no_grad():
+        (parameter.grad if parameter.grad is not None else parameter).view(-1)[0] = float("nan")
+    try:
+        payloads = [p.payload for p in propose(one, ops)]
+    except PayloadError:
+        return
+    assert any(payload.combine == "mean" and not payload.data.isfinite().all() for payload in payloads)

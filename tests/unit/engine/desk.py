@@ -1,0 +1,145 @@
+"""A coordinator with a clock of its own, spoken to as replicas would: one method a request."""
+
+from ray_lowcomm import strategies
+from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.book import RunPlan
+from ray_lowcomm.engine.coordinator import Coordinator
+
+H, ROUNDS, SIZE = 4, 3, 40
+CONFIG = {"model.dense_bytes": str(SIZE), "run.seed": "0"}
+
+
+class Desk:
+    """`replicas` of local SGD over `ROUNDS` rounds of `H` steps; keyword arguments are fields of FleetSettings."""
+
+    def __init__(self, replicas=3, *, run=None, checkpoint=None, restored=None, **fleet):
+        strategy = strategies.resolve(StrategySettings(name="local_sgd", inner_steps=H))
+        self.plan = RunPlan(
+            run=run or RunSettings(eval_every=0),
+            checkpoint=checkpoint or CheckpointSettings(every=0),
+            strategy=strategy,
+            fleet=FleetSettings(replicas=replicas, **fleet),
+            total=H * ROUNDS,
+            directory="/runs/x",
+            restore="/runs/x/checkpoints/round_000001" if restored else None,
+            restored=restored,
+        )
+        self.now = 0.0
+        self.coordinator = Coordinator(self.plan, self.now)
+        self.answers: dict[int, list[m.Answer]] = {i: [] for i in range(replicas)}
+        self.welcomes: dict[int, m.Welcome] = {}
+        self.plans: dict[int, m.Plan] = {}
+        self.events = []
+
+    # ---- requests -------------------------------------------------------------------------------------------------
+
+    def send(self, request):
+        self.coordinator.handle(request, self.now)
+        self.collect()
+
+    def join(self, *indices, digest="as built", config=CONFIG, **more):
+        for index in indices:
+            self.send(m.Join(index, digest, dict(config), endpoint=f"host {index}", **more))
+
+    def arrive(self, *indices, **more):
+        for index in indices:
+            welcome = self.welcomes[index]
+            fields = {
+                "healthy": True,
+                "steps": H,
+                "tokens": 10,
+                "loss": 1.0,
+                "compute_s": 2.0,
+                "sizes": (m.PayloadSize("params@4", "mean", SIZE),),
+                "digest": "shared",
+                "positions": {index: 8},
+            }
+            self.send(m.Arrival(index, welcome.incarnation, self.coordinator.round, **(fields | more)))
+
+    def vote(self, *indices, ok=True, digest="received", generation=None, **more):
+        for index in indices:
+            number = self.plans[index].generation if generation is None else generation
+            problem = "" if ok else "cut off"
+            self.send(m.Vote(index, self.welcomes[index].incarnation, number, ok, digest, problem, **more))
+
+    def offer(self, index, *joiners, round_number=None):
+        number = self.coordinator.round if round_number is None else round_number
+        self.send(m.Offer(index, number, joiners, f"state of {index}", 100))
+
+    def lose(self, *indices, why="killed"):
+        for index in indices:
+            self.coordinator.lost(index, self.coordinator.members[index].incarnation, why, self.now)
+            self.collect()
+
+    def wait(self, seconds):
+        """Let the clock run, with a tick each second."""
+        for _ in range(round(seconds)):
+            self.now += 1.0
+            self.coordinator.tick(self.now)
+            self.collect()
+
+    # ---- sequences ------------------------------------------------------------------------------------------------
+
+    def begin(self):
+        """All join; the first Welcome of each is taken."""
+        self.join(*self.answers)
+        return self.take(*self.answers)
+
+    def run_round(self, *indices, **more):
+        """A round in which nothing happens; returns the commits."""
+        indices = indices or tuple(self.answers)
+        self.arrive(*indices, **more)
+        self.take(*indices)
+        self.vote(*indices)
+        return self.take(*indices)
+
+    # ---- answers and events ---------------------------------------------------------------------------------------
+
+    def collect(self):
+        for index, answer in self.coordinator.outbox:
+            self.answers[index].append(answer)
+            if isinstance(answer, m.Welcome):
+                self.welcomes[index] = answer
+            if isinstance(answer, m.Plan):
+                self.plans[index] = answer
+        self.coordinator.outbox.clear()
+        self.events += self.coordinator.events
+        self.coordinator.events.clear()
+
+    def take(self, *indices):
+        """The one answer that each of these has got since it was last asked for."""
+        taken = []
+        for index in indices:
+            assert len(self.answers[index]) == 1, f"replica {index} got {self.answers[index]}"
+            taken.append(self.answers[index].pop())
+        return taken
+
+    def silent(self, *indices):
+        """Whether these have got no answer."""
+        return not any(self.answers[index] for index in indices)
+
+    def drop_answers(self):
+        for answers in self.answers.values():
+            answers.clear()
+
+    def said(self, kind):
+        return [event.data for event in self.events if event.kind == kind]
+
+    @property
+    def notices(self):
+        return self.said("notice")
+
+    @property
+    def failure(self):
+        return self.coordinator.failure
+
+    @property
+    def summary(self):
+        return self.coordinator.summary()
+
+
+def only(answers, kind):
+    """All answers are of this kind; returns them."""
+    assert all(type(answer) is kind for answer in answers), answers
+    return answers
