@@ -38,6 +38,7 @@ class OuterOptimizer:
             return
         momentum.mul_(self.momentum).add_(pseudo_gradient)
         if self.kind == "nesterov":
-            anchor.sub_(pseudo_gradient, alpha=self.lr).sub_(momentum, alpha=self.lr * self.momentum)
+            # in torch's order of operations, so that results agree with it to the bit
+            anchor.sub_(pseudo_gradient.add(momentum, alpha=self.momentum), alpha=self.lr)
         else:
             anchor.sub_(momentum, alpha=self.lr)

@@ -57,6 +57,7 @@ class Book:
         self.fired: set[int] = set()
         self.digests: dict[int, str | None] = {}
         self._begun = now
+        self._safe_steps = 0  # executed inner steps that the newest checkpoint holds
         self._moved: dict[int, m.Bytes] = {}
         self._record: tuple[int, dict[str, Any]] | None = None  # (evaluator, record)
         self._checkpoints: dict[int, dict[int, m.Saved]] = {}
@@ -151,8 +152,11 @@ class Book:
     ) -> tuple[str, dict[str, Any]]:
         """(folder, manifest) of the checkpoint that has become whole."""
         parts = self._checkpoints.pop(where.round)
+        self._safe_steps = self.totals.inner_steps
         self.totals.wall_s += now - self._begun
         self._begun = now
+        for part in parts.values():
+            self.data_positions.update(part.positions)
         manifest = {
             "format": 1,
             "round": where.round,
@@ -179,12 +183,25 @@ class Book:
             self.notice(f"checkpoint of round {number} was not complete in time: the one before it stays the newest")
 
     def take_manifest(self, manifest: dict[str, Any]) -> Position:
-        """Go back to what a manifest says; counts of failures do not go back."""
+        """Go on from a manifest, in a new process."""
+        self.totals = Totals.from_json(manifest["totals"])
+        self._safe_steps = self.totals.inner_steps
+        return self._stand_at(manifest)
+
+    def go_back(self, manifest: dict[str, Any] | None) -> Position:
+        """Back to a manifest, or to the start. What was done since is counted as lost, what was sent stays counted."""
+        self.flush(None)
+        self.totals.lost_inner_steps += self.totals.inner_steps - self._safe_steps
+        self._safe_steps = self.totals.inner_steps
+        self._moved, self._checkpoints = {}, {}
+        if manifest is not None:
+            return self._stand_at(manifest)
+        self.data_positions = {}
+        return Position()
+
+    def _stand_at(self, manifest: dict[str, Any]) -> Position:
         self.data_positions = {int(k): v for k, v in manifest["positions"].items()}
         self.fired |= set(manifest["fired"])
-        before, self.totals = self.totals, Totals.from_json(manifest["totals"])
-        for name in ("members_lost", "rounds_retried", "nonfinite_rejected", "lost_inner_steps"):
-            setattr(self.totals, name, max(getattr(self.totals, name), getattr(before, name)))
         return Position(manifest["round"], manifest["step"], manifest["generation"], manifest["history"])
 
     def summary(self, rounds: int, now: float) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from ray_lowcomm.engine.book import RunPlan
 from ray_lowcomm.engine.storage import Storage
 
 SHARED, MANIFEST, FOLDER = "shared.safetensors", "manifest.json", "checkpoints"
+GIVEN = ("optimizer/", "buffers/")  # local state that a joiner starts with
+UNSHARED = ("parameters/", "masters/", "strategy/residual/", "strategy/own_anchor/")  # what has a mean to be kept
 
 
 def local_name(member: int) -> str:
@@ -139,6 +141,8 @@ def load_member(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
     """(shared, local) state for a member of a run of `replicas`; local None: start as a joiner.
 
+    A joiner also gets the inner optimizer's state and the buffers of the lowest member, as it would from a live donor.
+
     With fewer members than the checkpoint has, what the missing ones had not shared is added to those that are there,
     so that the replicas' mean stays where it was.
     """
@@ -147,17 +151,14 @@ def load_member(
     shared = load_tensors(storage, f"{folder}/{SHARED}", files.get(SHARED))
     saved = manifest["members"]
     if member not in saved:
-        return shared, None
-    path = f"{folder}/{local_name(member)}"
-    local = load_tensors(storage, path, files.get(local_name(member)))
+        donor = load_tensors(storage, f"{folder}/{local_name(saved[0])}", files.get(local_name(saved[0])))
+        return {k: v for k, v in donor.items() if k.startswith(GIVEN)} | shared, None
+    local = load_tensors(storage, f"{folder}/{local_name(member)}", files.get(local_name(member)))
     missing = [index for index in saved if index >= replicas]
     if missing:
         kept = [index for index in saved if index < replicas]
         _add_missing(storage, (folder, files), local, (kept, missing))
     return shared, local
-
-
-UNSHARED = ("parameters/", "masters/", "strategy/residual/", "strategy/own_anchor/")
 
 
 def _add_missing(

@@ -163,10 +163,8 @@ class Coordinator:
         if len(waiting) < self.plan.fleet.replicas:
             return
         lost = self.where
-        self.where = self.book.take_manifest(self.plan.restored) if self.plan.restored else Position()
+        self.where = self.book.go_back(self.plan.restored)
         self.where.generation = lost.generation
-        if not self.plan.restored:
-            self.book.data_positions = {}
         self.notice(f"all replicas were lost: back from round {lost.round} to round {self.round}")
         self._begin(waiting)
 

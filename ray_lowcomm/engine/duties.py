@@ -36,8 +36,11 @@ class Duties:
                 val_loss = float(evaluate(model))
         self._channel.request(m.Evaluated(self._member, number, val_loss))
 
-    def save(self, number: int, folder: str, write_shared: bool) -> None:
-        """Write this member's files of a checkpoint. A failure gives up this checkpoint, not the run."""
+    def save(self, number: int, folder: str, write_shared: bool, positions: dict[int, int]) -> None:
+        """Write this member's files of a checkpoint. A failure gives up this checkpoint, not the run.
+
+        `positions` are its data positions.
+        """
         files: dict[str, tuple[int, str]] = {}
         problem = ""
         try:
@@ -49,7 +52,7 @@ class Duties:
             files[name] = checkpoint.save_tensors(storage, f"{folder}/{name}", self._state.local())
         except (OSError, LowCommError) as error:
             problem = f"{type(error).__name__}: {error}"
-        self._channel.request(m.Saved(self._member, number, files, problem))
+        self._channel.request(m.Saved(self._member, number, files, problem, positions))
 
     def restore(self, folder: str, replicas: int) -> None:
         """Load this member's state from a checkpoint folder (a whole path or URI)."""

@@ -72,7 +72,9 @@ def run_member(train: TrainLoop, spec: RunSpec, host: Host, device: torch.device
     try:
         train(context)
     except Exception as error:
-        host.channel.request(m.Failed(host.member, describe(error), traceback.format_exc()))
+        # our own errors say what to do; of others the user needs the way there
+        trace = "" if isinstance(error, LowCommError) else traceback.format_exc()
+        host.channel.request(m.Failed(host.member, describe(error), trace))
         return
     if context.replica is None:
         text = "the train function returned without calling context.wrap(model, optimizer)"

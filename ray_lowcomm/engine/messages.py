@@ -163,12 +163,16 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Saved:
-    """This member's files of the checkpoint of `round` are written: name -> (bytes, hash). `problem`: they are not."""
+    """This member's files of the checkpoint of `round` are written: name -> (bytes, hash). `problem`: they are not.
+
+    `positions` are its data positions now: with overlap, later than those of its arrival.
+    """
 
     member: int
     round: int
     files: dict[str, tuple[int, str]]
     problem: str = ""
+    positions: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class Replica:
     """One replica of the model in the fleet.
 
     `step_number` is the nominal step (it jumps at a commit if the replica was told to take fewer), `rounds` the number
-    of committed rounds, `finished` whether the run is over.
+    of committed rounds, `members` who took part in the last one, `finished` whether the run is over.
     """
 
     def __init__(self, spec: RunSpec, host: Host, parts: LoopParts) -> None:
@@ -104,6 +104,7 @@ class Replica:
         self._held: Held | None = None
         self._left = self._planned = self._target = self._apply_at = self._incarnation = 0
         self.step_number = self.rounds = 0
+        self.members: tuple[int, ...] = ()
         self.stopped: str | None = None
         self._enter("")
 
@@ -195,8 +196,7 @@ class Replica:
         seat = Seat(self._host.member, self._incarnation, self.rounds, self._history)
         run = Round(self._parties, seat, lambda phase: self._injector.at(phase, self.rounds + 1, self._parts.model))
         ops = self._ops(step)
-        positions = dict(self._parts.data.positions) if self._parts.data is not None else {}
-        outcome = run.run(ops, self._work, positions)
+        outcome = run.run(ops, self._work, self._positions())
         if isinstance(outcome, m.Stop):
             self.stopped = outcome.reason
             return False
@@ -205,6 +205,7 @@ class Replica:
             self._enter(outcome.reason)
             return False
         self._held, self._history = outcome, run.committed
+        self.members = outcome.results[0][2].members
         self._work.restart()
         self.rounds = outcome.commit.round
         self._apply_at = max(op.apply for op in ops)
@@ -215,6 +216,9 @@ class Replica:
         self._planned = self._left = outcome.commit.inner_steps + to_apply
         self._target = self._schedule.next_step(step) or step
         return True
+
+    def _positions(self) -> dict[int, int]:
+        return dict(self._parts.data.positions) if self._parts.data is not None else {}
 
     def _apply(self, held: Held) -> None:
         for op, proposal, received in held.results:
@@ -237,7 +241,7 @@ class Replica:
         if commit.export is not None:
             duties.export(commit.export, parts.export)
         if commit.checkpoint is not None:
-            duties.save(commit.round, commit.checkpoint, commit.write_shared)
+            duties.save(commit.round, commit.checkpoint, commit.write_shared, self._positions())
         self._work.since += time.perf_counter() - began  # duties are no compute
 
     # ---- coming and going -----------------------------------------------------------------------------------------

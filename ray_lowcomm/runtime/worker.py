@@ -33,7 +33,11 @@ class WorkerPlan:
 def train_worker(config: dict[str, Any]) -> None:
     """Ray Train's train function."""
     plan: WorkerPlan = config["plan"]
-    member = plan.first + ray.train.get_context().get_world_rank()
+    live(plan, plan.first + ray.train.get_context().get_world_rank())
+
+
+def live(plan: WorkerPlan, member: int) -> None:
+    """One replica's life in this Ray actor."""
     attachment = Attachment(
         token=uuid.uuid4().hex,
         handle=ray.get_runtime_context().current_actor,

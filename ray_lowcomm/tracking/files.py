@@ -29,6 +29,7 @@ class RunFiles:
         self._files, self._base = _file_system(run_dir)
         self._local = _is_local(self._files)
         self._files.create_dir(self._base, recursive=True)
+        self._last = resumed_round
         self._lines = self._kept(resumed_round)
         self._write("rounds.jsonl", "".join(self._lines))
         self._unwritten = 0
@@ -40,7 +41,13 @@ class RunFiles:
         self._write("config.yaml", text)
 
     def round(self, record: Mapping[str, Any]) -> None:
-        """Adds one line to ``rounds.jsonl``; a number that is not finite becomes null."""
+        """Adds one line to ``rounds.jsonl``; a number that is not finite becomes null.
+
+        A round that is there already comes again when all replicas were lost: its line and those after it go.
+        """
+        if record["round"] <= self._last:
+            self._go_back(record["round"] - 1)
+        self._last = record["round"]
         line = json.dumps(plain(record), allow_nan=False) + "\n"
         if self._local:
             with Path(self._base, "rounds.jsonl").open("a", encoding="utf-8") as stream:
@@ -63,6 +70,11 @@ class RunFiles:
     def _rewrite(self) -> None:
         self._write("rounds.jsonl", "".join(self._lines))
         self._unwritten = 0
+
+    def _go_back(self, last: int) -> None:
+        kept = self._kept(last) if self._local else [line for line in self._lines if _round_of(line) <= last]
+        self._write("rounds.jsonl", "".join(kept))
+        self._lines = [] if self._local else kept
 
     def _kept(self, resumed_round: int) -> list[str]:
         path = f"{self._base}/rounds.jsonl"

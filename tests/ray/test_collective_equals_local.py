@@ -1,0 +1,98 @@
+"""The Ray collective backend and the local transport give the same state, bit for bit, for every strategy."""
+
+import pytest
+import ray
+
+from ray_lowcomm import strategies
+from ray_lowcomm.core.digest import digest_tensors
+from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings
+from ray_lowcomm.engine.book import RunPlan
+from ray_lowcomm.engine.replica import RunSpec
+from ray_lowcomm.runtime.driver import Driver
+from ray_lowcomm.runtime.worker import WorkerPlan, live
+from ray_lowcomm.transport.local import LocalFleet
+from tests.ray.fleets import train_gpt
+
+REPLICAS = 4
+CASES = {
+    "ddp": {"name": "ddp"},
+    "local_sgd": {"name": "local_sgd"},
+    "local_adam": {"name": "local_adam"},
+    "diloco": {"name": "diloco"},
+    "desloc": {"name": "desloc", "param_period": 2, "exp_avg_period": 3, "exp_avg_sq_period": 4},
+    "dct_model": {"name": "dct_momentum"},
+    "dct_buffer": {"name": "dct_momentum", "residual": "buffer"},
+    "dct_overlap": {"name": "dct_momentum", "overlap_steps": 1},
+    "dct_paper": {"name": "dct_momentum", "variant": "paper"},
+}
+
+
+def settings_of(case):
+    given = CASES[case]
+    own = {} if given["name"] in ("ddp", "desloc") else {"inner_steps": 2}
+    return strategies.resolve(StrategySettings(**given, **own))
+
+
+def plan_and_spec(case, directory):
+    strategy = settings_of(case)
+    steps = {"ddp": 5, "desloc": 8}.get(case, 10)  # five rounds; desloc: at 2, 3, 4, 6 and 8
+    run, checkpoint = RunSettings(eval_every=0), CheckpointSettings(every=0)
+    fleet = FleetSettings(replicas=REPLICAS)
+    plan = RunPlan(run, checkpoint, strategy, fleet, steps, directory)
+    return plan, RunSpec(strategy, steps, directory, run, checkpoint, fleet)
+
+
+class Digesting:
+    """A train function that notes a digest of all of a replica's own state."""
+
+    def __init__(self):
+        self.digests = {}
+
+    def __call__(self, context):
+        replica = train_gpt(context)
+        state = replica._state
+        tensors = state.shared() | {k: v for k, v in state.local().items() if k.startswith(("para", "opt", "strat"))}
+        self.digests[context.index] = digest_tensors(tensors[name] for name in sorted(tensors))
+
+
+class Replicas:
+    """Actors that live through one run after another: starting processes is what costs."""
+
+    def live(self, plan, member):
+        loop = Digesting()
+        live(WorkerPlan(plan.driver, loop, plan.spec, plan.run_id, 0, 0), member)
+        return loop.digests[member]
+
+
+@pytest.fixture(scope="module")
+def actors(ray_cluster):
+    actors = [ray.remote(Replicas).options(num_cpus=0.5).remote() for _ in range(REPLICAS)]
+    yield actors
+    for actor in actors:
+        ray.kill(actor)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_same_state_after_five_rounds(case, actors, tmp_path):
+    plan, spec = plan_and_spec(case, str(tmp_path / "ray"))
+    driver = ray.remote(Driver).options(num_cpus=0, max_concurrency=1000).remote(plan)
+    ray.get(driver.start.remote(), timeout=60)
+    worker = WorkerPlan(driver, None, spec, f"equal-{case}", 0, 0)
+    over_ray = ray.get([a.live.remote(worker, i) for i, a in enumerate(actors)], timeout=240)
+    summary = ray.get(driver.summary.remote(), timeout=60)
+    ray.kill(driver)
+
+    plan, spec = plan_and_spec(case, str(tmp_path / "local"))
+    loop = Digesting()
+    fleet = LocalFleet(plan, spec, lambda event: None)
+    fleet.run(loop)
+    local = fleet.coordinator.summary()
+
+    assert fleet.coordinator.failure is None
+    assert summary["rounds"] == local["rounds"] == 5
+    assert over_ray == [loop.digests[i] for i in range(REPLICAS)]
+    assert summary["state_digests"] == local["state_digests"]
+    for name in ("bytes_up", "bytes_down", "wire_bytes_up", "wire_bytes_down", "dense_bytes"):
+        assert summary[name] == local[name], name
+    if case != "dct_paper":
+        assert len(set(summary["state_digests"].values())) == 1

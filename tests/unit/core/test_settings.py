@@ -1,0 +1,50 @@
+"""Settings made in Python, without the configuration library, are checked just as well."""
+
+from typing import Any
+
+import pytest
+
+from ray_lowcomm.core import settings as s
+from ray_lowcomm.core.errors import LowCommError, SettingError
+
+BAD: list[tuple[type, dict[str, Any], str]] = [
+    (s.StrategySettings, {"variant": "papr"}, r"strategy\.variant = 'papr': must be one of consistent, paper"),
+    (s.StrategySettings, {"residual": "modell"}, r"strategy\.residual = 'modell': must be one of model, buffer"),
+    (s.StrategySettings, {"reduce": "sum"}, r"strategy\.reduce .*one of replicas, senders"),
+    (s.StrategySettings, {"periods": "often"}, r"strategy\.periods .*one of fixed, random"),
+    (s.StrategySettings, {"outer_optimizer": "adam"}, r"strategy\.outer_optimizer .*one of none, sgd, nesterov"),
+    (s.StrategySettings, {"inner_steps": 0}, r"strategy\.inner_steps = 0: must be greater than 0"),
+    (s.StrategySettings, {"topk": -1}, r"strategy\.topk = -1"),
+    (s.StrategySettings, {"outer_momentum": 1.0}, r"strategy\.outer_momentum = 1\.0: .*less than 1"),
+    (s.StrategySettings, {"residual_decay": 1.5}, r"strategy\.residual_decay = 1\.5: must be between 0 and 1"),
+    (s.ModelSettings, {"buffers": "mean"}, r"model\.buffers = 'mean': must be one of average, local, first"),
+    (s.InnerSettings, {"optimizer": "lamb"}, r"inner\.optimizer .*one of adamw, sgd, adopt"),
+    (s.InnerSettings, {"steps": 0}, r"inner\.steps = 0"),
+    (s.InnerSettings, {"betas": (0.9, 1.0)}, r"inner\.betas"),
+    (s.FleetSettings, {"transport": "mpi"}, r"fleet\.transport .*one of ray, local"),
+    (s.FleetSettings, {"replicas": 2, "quorum": 3}, r"fleet\.quorum = 3: must be at most fleet\.replicas = 2"),
+    (s.Fault, {"do": "drop", "replica": 0, "round": 1}, r"faults\.do = 'drop': must be one of kill, hang, nan"),
+    (s.RunSettings, {"name": "a/b"}, r"run\.name"),
+    (s.CheckpointSettings, {"keep": 0}, r"checkpoint\.keep"),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "text"), BAD, ids=lambda value: str(value) if isinstance(value, dict) else "")
+def test_bad_value_is_named_with_what_is_allowed(kind: type, fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(SettingError, match=text):
+        kind(**fields)
+
+
+def test_none_is_allowed_where_it_means_the_strategys_own_default() -> None:
+    assert s.StrategySettings().variant is None
+    for kind in (s.ModelSettings, s.InnerSettings, s.FleetSettings, s.RunSettings, s.DataSettings):
+        kind()
+
+
+def test_setting_errors_survive_being_sent_to_another_process() -> None:
+    import pickle
+
+    error = pickle.loads(pickle.dumps(SettingError("strategy.topk", 0, "must be more")))
+    assert isinstance(error, LowCommError)
+    assert (error.field, error.value, error.allowed) == ("strategy.topk", 0, "must be more")
+    assert str(error) == "strategy.topk = 0: must be more"

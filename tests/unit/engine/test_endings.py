@@ -1,0 +1,99 @@
+"""How a run ends: all finished, stopped, or failed."""
+
+from ray_lowcomm.engine import messages as m
+
+from .desk import ROUNDS, Desk, only
+
+
+def test_the_run_ends_when_all_have_finished():
+    desk = Desk(2)
+    desk.begin()
+    for _ in range(ROUNDS):
+        desk.run_round()
+    desk.send(m.Finished(0, "final"))
+    assert not desk.said("ended")
+    desk.send(m.Finished(1, "final"))
+    assert len(desk.said("ended")) == 1
+    assert desk.summary["state_digests"] == {"0": "final", "1": "final"}
+    assert desk.summary["rounds"] == ROUNDS
+
+
+def test_a_train_function_that_returns_early_leaves_the_others_in_peace():
+    desk = Desk(2)
+    desk.begin()
+    desk.send(m.Finished(0, None))
+    desk.take(0)
+    desk.arrive(1)
+    assert desk.take(1)[0].members == (1,)
+    desk.vote(1)
+    desk.take(1)
+    desk.send(m.Finished(1, None))
+    assert desk.coordinator.ended
+
+
+def test_stop_lets_the_exchange_in_progress_end():
+    desk = Desk(3)
+    desk.begin()
+    desk.arrive(0, 1, 2)
+    desk.take(0, 1, 2)
+    desk.vote(0)
+    desk.coordinator.stop("the user said so")
+    desk.collect()
+    assert desk.silent(0)
+    desk.vote(1, 2)
+    only(desk.take(0, 1, 2), m.Commit)
+    desk.arrive(0, 1, 2)
+    only(desk.take(0, 1, 2), m.Stop)
+    assert desk.coordinator.ended
+    assert not desk.failure
+
+
+def test_stop_answers_everybody_who_waits():
+    desk = Desk(3)
+    desk.begin()
+    desk.lose(2)
+    desk.join(2)
+    desk.arrive(0)
+    desk.coordinator.stop("the user said so")
+    desk.collect()
+    assert [a.reason for a in desk.take(0, 2)] == ["the user said so"] * 2
+    desk.arrive(1)
+    only(desk.take(1), m.Stop)
+    assert len(desk.said("ended")) == 1
+
+
+def test_stop_before_the_start():
+    desk = Desk(2)
+    desk.join(0)
+    desk.coordinator.stop("never mind")
+    desk.collect()
+    only(desk.take(0), m.Stop)
+    assert desk.coordinator.ended
+    desk.join(1)
+    only(desk.take(1), m.Stop)
+
+
+def test_a_joiner_whose_donor_dies_while_the_run_is_stopped_is_not_forgotten():
+    desk = Desk(3)
+    desk.begin()
+    desk.lose(2)
+    desk.join(2)
+    desk.run_round(0, 1)
+    desk.coordinator.stop("the user said so")
+    desk.lose(0)
+    desk.arrive(1)
+    only(desk.take(1, 2), m.Stop)
+    assert desk.coordinator.ended
+
+
+def test_an_error_in_a_train_function_stops_the_others_at_their_next_request():
+    desk = Desk(3)
+    desk.begin()
+    desk.arrive(1)
+    desk.send(m.Failed(0, "ValueError: no such file (loop.py:3)", "Traceback …"))
+    assert desk.failure == "replica 0: ValueError: no such file (loop.py:3)"
+    assert desk.said("failed") == [(desk.failure, "Traceback …")]
+    only(desk.take(1), m.Stop)
+    desk.arrive(2)
+    only(desk.take(2), m.Stop)
+    assert not desk.coordinator.ended

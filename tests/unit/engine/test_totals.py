@@ -1,0 +1,200 @@
+"""Numbers of a run: round records, totals, and the bytes of one exchange worked out by hand."""
+
+import pytest
+import torch
+
+from ray_lowcomm.core.payload import Payload
+from ray_lowcomm.core.schedule import SyncOp
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.totals import Totals, round_record
+from ray_lowcomm.engine.transport import bytes_moved
+
+from .desk import ROUNDS, SIZE, Desk, H
+
+RECORD_KEYS = {
+    *("round", "step", "generation", "members", "loss", "val_loss", "bytes_up", "bytes_down"),
+    *("compute_s", "exchange_s", "wait_s", "retries", "spread"),
+}
+
+
+def arrival(member=0, steps=4, tokens=8, loss=1.0, **more):
+    return m.Arrival(member, 1, 0, True, steps, tokens, loss, 2.0, (), None, {}, **more)
+
+
+def vote(member=0, **more):
+    return m.Vote(member, 1, 1, True, **more)
+
+
+# ---- records ----------------------------------------------------------------------------------------------------
+
+
+def test_a_record_has_the_agreed_fields_and_means():
+    arrivals = [arrival(0, tokens=10, loss=1.0, residual_norm=3.0), arrival(2, tokens=30, loss=2.0, residual_norm=4.0)]
+    votes = [vote(0, exchange_s=1.0, wait_s=0.0), vote(2, exchange_s=3.0, wait_s=5.0)]
+    moved = [{"up": 10, "down": 50}, {"up": 20, "down": 40}]
+    record = round_record((3, 12, 7), arrivals, votes, moved, 2)
+    assert set(record) == RECORD_KEYS
+    assert (record["round"], record["step"], record["generation"], record["members"]) == (3, 12, 7, [0, 2])
+    assert record["loss"] == pytest.approx(1.75)
+    assert (record["bytes_up"], record["bytes_down"], record["retries"]) == (20, 50, 2)
+    assert (record["compute_s"], record["exchange_s"], record["wait_s"]) == (2.0, 2.0, 2.5)
+    assert record["spread"] == pytest.approx(12.5**0.5)
+    assert record["val_loss"] is None
+
+
+def test_without_tokens_steps_weigh_the_loss():
+    record = round_record((1, 4, 1), [arrival(steps=1, tokens=0), arrival(steps=3, tokens=0, loss=5.0)], [], [], 0)
+    assert record["loss"] == pytest.approx(4.0)
+    assert (record["bytes_up"], record["wait_s"]) == (0, 0.0)
+
+
+def test_bytes_of_a_round_include_failed_attempts():
+    desk = Desk(2)
+    desk.begin()
+    desk.arrive(0, 1)
+    moved = {"up": 5, "down": 7, "buffer": 1, "wire_up": 11, "wire_down": 13}
+    desk.vote(0, 1, ok=False, bytes=moved)
+    desk.vote(0, bytes=moved)
+    desk.vote(1, bytes=moved | {"up": 6})
+    record = desk.said("record")[-1]
+    assert (record["bytes_up"], record["bytes_down"]) == (11, 14)
+    assert (desk.summary["wire_bytes_up"], desk.summary["buffer_bytes"]) == (22, 2)
+    desk.drop_answers()
+    desk.arrive(0, 1)
+    desk.vote(0, 1, bytes=moved)
+    assert desk.said("record")[-1]["bytes_up"] == 5
+
+
+# ---- totals -----------------------------------------------------------------------------------------------------
+
+
+def test_bytes_of_a_run_are_those_of_the_replica_with_most():
+    totals = Totals(dense_bytes=600)
+    totals.count_bytes(0, {"up": 10, "down": 1})
+    totals.count_bytes(1, {"up": 4, "down": 200})
+    totals.count_bytes(0, {"up": 10})
+    summary = totals.summary()
+    assert (summary["bytes_up"], summary["bytes_down"]) == (20, 200)
+    assert (summary["compression_up"], summary["compression_down"]) == (30.0, 3.0)
+
+
+def test_with_one_replica_nothing_is_sent_and_compression_is_null():
+    desk = Desk(1)
+    desk.begin()
+    for _ in range(ROUNDS):
+        desk.run_round()
+    summary = desk.summary
+    assert (summary["dense_bytes"], summary["bytes_up"], summary["bytes_down"]) == (0, 0, 0)
+    assert (summary["compression_up"], summary["compression_down"]) == (None, None)
+
+
+def test_utilisation_is_the_share_of_computing():
+    totals = Totals(compute_s=8.0, exchange_s=1.5, wait_s=0.5)
+    assert totals.summary()["utilisation"] == 0.8
+    assert Totals().summary()["utilisation"] is None
+
+
+def test_totals_survive_json():
+    totals = Totals(tokens=3, val_loss=1.5)
+    totals.count_bytes(2, {"up": 4})
+    import json
+
+    assert Totals.from_json(json.loads(json.dumps(totals.to_json()))) == totals
+
+
+def test_the_summary_counts_what_was_done():
+    desk = Desk(2)
+    desk.begin()
+    desk.run_round(loss=4.0)
+    desk.now = 9.0
+    desk.run_round(loss=2.0)
+    summary = desk.summary
+    assert (summary["rounds"], summary["replicas"]) == (2, 2)
+    assert (summary["inner_steps"], summary["tokens"]) == (4 * H, 40)
+    assert (summary["train_loss"], summary["val_loss"]) == (2.0, None)
+    assert summary["dense_bytes"] == 2 * SIZE
+    assert summary["compute_s"] == 4.0
+    assert summary["wall_s"] == 9.0
+
+
+@pytest.mark.parametrize(
+    ("tracks", "counted"),
+    [(("params",), 1), (("grads",), 1), (("exp_avg", "exp_avg_sq"), 0), (("exp_avg", "params"), 1), ((), 0)],
+)
+def test_dense_bytes_count_only_parameters_gradients_and_pseudo_gradients(tracks, counted):
+    book = Desk(2).coordinator.book
+    book.count_dense([SyncOp(track, 4, 4) for track in tracks], 100)
+    assert book.totals.dense_bytes == counted * 100
+
+
+# ---- bytes of an exchange ---------------------------------------------------------------------------------------
+
+
+def moved(combine, sizes, member, data):
+    members = tuple(range(len(sizes)))
+    plan = m.Plan(1, 0, members, (1 / len(sizes),) * len(sizes), {"op": tuple(sizes)}, 60.0)
+    return bytes_moved(plan, [("op", Payload(combine, data))], member)
+
+
+def numbers(up, down, wire_up, wire_down, buffer=0):
+    return {"up": up, "down": down, "buffer": buffer, "wire_up": wire_up, "wire_down": wire_down}
+
+
+@pytest.mark.parametrize("combine", ["mean", "gather", "first"])
+def test_alone_nothing_moves(combine):
+    assert moved(combine, [400], 0, torch.zeros(100)) == numbers(0, 0, 0, 0)
+
+
+def test_mean_of_100_floats_over_4():
+    # shards of 25 floats: 3 shards out to be summed, 3 shards of the result out again; as many in
+    assert moved("mean", [400] * 4, 1, torch.zeros(100)) == numbers(400, 400, 600, 600)
+
+
+def test_mean_that_does_not_divide_pads_the_shards():
+    # 10 floats over 3: shards of 4 floats = 16 bytes
+    assert moved("mean", [40] * 3, 0, torch.zeros(10)) == numbers(40, 40, 64, 64)
+
+
+def test_mean_of_doubles():
+    assert moved("mean", [80] * 2, 0, torch.zeros(10, dtype=torch.float64)) == numbers(80, 80, 80, 80)
+
+
+def test_gather_pads_to_the_longest_and_counts_it():
+    data = torch.zeros(90, dtype=torch.uint8)
+    assert moved("gather", [100, 90, 80], 1, data) == numbers(100, 200, 200, 200)
+
+
+def test_first_goes_from_the_lowest_rank_to_all():
+    data = torch.zeros(16, dtype=torch.uint8)
+    assert moved("first", [16] * 3, 0, data) == numbers(16, 0, 32, 0)
+    assert moved("first", [16] * 3, 2, data) == numbers(0, 16, 0, 16)
+
+
+def test_ranks_are_not_member_numbers():
+    plan = m.Plan(1, 0, (3, 5), (0.5, 0.5), {"op": (16, 16)}, 60.0)
+    payload = Payload("first", torch.zeros(16, dtype=torch.uint8))
+    assert bytes_moved(plan, [("op", payload)], 3)["up"] == 16
+
+
+def test_buffers_are_counted_and_shown_apart():
+    ops = {"params@4": (400, 400), "buffers@4": (40, 40), "buffers_copied@4": (8, 8)}
+    plan = m.Plan(1, 0, (0, 1), (0.5, 0.5), ops, 60.0)
+    payloads = [
+        ("params@4", Payload("mean", torch.zeros(100))),
+        ("buffers@4", Payload("mean", torch.zeros(10))),
+        ("buffers_copied@4", Payload("first", torch.zeros(8, dtype=torch.uint8))),
+    ]
+    assert bytes_moved(plan, payloads, 0) == numbers(448, 440, 448, 440, buffer=48)
+    assert bytes_moved(plan, payloads, 1) == numbers(440, 448, 440, 448, buffer=48)
+
+
+def test_a_transferred_state_is_traffic_of_donor_and_joiner():
+    desk = Desk(2)
+    desk.begin()
+    desk.lose(1)
+    desk.join(1)
+    desk.run_round(0)
+    desk.offer(0, 1)
+    assert desk.coordinator.book.totals.bytes[0]["wire_up"] == 100
+    assert desk.coordinator.book.totals.bytes[1]["wire_down"] == 100
+    assert desk.summary["bytes_up"] == 0
