@@ -1,0 +1,143 @@
+"""The main job as a user runs it: files, exit codes, resume, evaluation. Replicas share one process."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from jobs import evaluate, train
+from jobs._main import run_main
+
+SMALL = [
+    *("--fleet.transport", "local", "--inner.steps", "24", "--strategy.inner_steps", "4", "--checkpoint.every", "2"),
+    *("--data.eval_samples", "32", "--data.sequence_length", "32"),
+]
+TINY_GPT = ["--model.args", '{"layers": 1, "width": 16, "heads": 1}']
+
+
+@pytest.fixture
+def run(tmp_path, capfd):
+    def start(*argv, job=train):
+        model = [] if "--model.name" in argv else TINY_GPT
+        code = run_main(job.main, [*SMALL, *model, "--run.output_dir", str(tmp_path), *argv] if job is train else argv)
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return start
+
+
+def lines_of(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def test_a_run_leaves_what_it_promises(run, tmp_path):
+    code, out, err = run("--run.name", "first")
+    assert code == 0, err
+    folder = tmp_path / "first"
+    summary = json.loads((folder / "summary.json").read_text())
+    records = lines_of(folder / "rounds.jsonl")
+    assert summary["status"] == "finished"
+    assert summary["rounds"] == len(records) == 6
+    assert [r["step"] for r in records] == [4, 8, 12, 16, 20, 24]
+    assert summary["inner_steps"] == 48
+    assert summary["tokens"] == 48 * 16 * 32
+    assert summary["bytes_up"] == sum(r["bytes_up"] for r in records)
+    assert summary["compression_up"] == pytest.approx(summary["dense_bytes"] / summary["bytes_up"])
+    assert summary["train_loss"] == pytest.approx(records[-1]["loss"])
+    assert summary["val_loss"] == records[-1]["val_loss"]
+    assert len(set(summary["state_digests"].values())) == 1
+    assert {p.name for p in (folder / "checkpoints").iterdir()} == {"round_000004", "round_000006"}
+    assert not list(tmp_path.glob("**/*.pkl"))
+    with sqlite3.connect(tmp_path / "mlflow.db") as store:
+        runs = store.execute("select run_uuid, status from runs").fetchall()
+        steps = store.execute("select step from metrics where key = 'loss' order by step").fetchall()
+    assert runs == [(summary["mlflow_run_id"], "FINISHED")]
+    assert [step for (step,) in steps] == [4, 8, 12, 16, 20, 24]
+
+
+def test_evaluation_gives_the_loss_of_the_run(run, tmp_path):
+    run("--run.name", "judged")
+    summary = json.loads((tmp_path / "judged" / "summary.json").read_text())
+    for place in ("", "model", "checkpoints/round_000006"):
+        code, out, err = run(str(tmp_path / "judged" / place), job=evaluate)
+        assert code == 0, err
+        assert float(out.split()[-1]) == pytest.approx(summary["val_loss"], abs=1e-5)
+
+
+def test_resume_is_bit_identical(run, tmp_path):
+    run("--run.name", "whole")
+    run("--run.name", "half", "--tracking.enabled", "false")
+    for name in ("round_000006",):  # as if it had died after the checkpoint of round 4
+        for file in (tmp_path / "half" / "checkpoints" / name).iterdir():
+            file.unlink()
+    code, out, err = run("--run.name", "half", "--run.resume")
+    assert code == 0, err
+    whole, half = (json.loads((tmp_path / n / "summary.json").read_text()) for n in ("whole", "half"))
+    for name in ("state_digests", "train_loss", "val_loss", "bytes_up", "tokens", "inner_steps", "rounds"):
+        assert half[name] == whole[name], name
+    assert [r["loss"] for r in lines_of(tmp_path / "half" / "rounds.jsonl")] == [
+        r["loss"] for r in lines_of(tmp_path / "whole" / "rounds.jsonl")
+    ]
+    weights = [(tmp_path / n / "model" / "model.safetensors").read_bytes() for n in ("whole", "half")]
+    assert weights[0] == weights[1]
+
+
+def test_an_older_run_is_moved_aside(run, tmp_path):
+    run("--run.name", "twice", "--tracking.enabled", "false")
+    before = (tmp_path / "twice" / "summary.json").read_text()
+    code, out, _ = run("--run.name", "twice", "--tracking.enabled", "false")
+    assert code == 0
+    (aside,) = tmp_path.glob("twice.*")
+    assert (aside / "summary.json").read_text() == before
+    assert str(aside) in out.replace("\n", "")
+
+
+def test_digits_with_batch_norm(run, tmp_path):
+    argv = ("--model.name", "small_cnn", "--data.name", "digits", "--inner.lr", "0.01")
+    code, out, err = run("--run.name", "digits", *argv)
+    assert code == 0, err
+    summary = json.loads((tmp_path / "digits" / "summary.json").read_text())
+    assert summary["buffer_bytes"] > 0
+    assert summary["val_loss"] < summary["val_loss_start"]
+
+
+BAD = {
+    "unknown field": (["--strategy.topkk", "3"], 2, "strategy.topkk"),
+    "wrong type": (["--inner.steps", "many"], 2, "inner.steps = 'many'"),
+    "H of 0": (["--strategy.inner_steps", "0"], 2, "strategy.inner_steps = 0"),
+    "topk above the chunk": (["--strategy.topk", "5000"], 2, "strategy.topk = 5000"),
+    "unknown strategy": (["--strategy.name", "magic"], 2, "strategy.name = 'magic'"),
+    "field of another strategy": (["--strategy.name", "diloco", "--strategy.topk", "3"], 2, "strategy.topk"),
+    "no such data": (["--data.name", "files", "--data.path", "/nope"], 1, "'/nope'"),
+    "empty data": (["--data.name", "files", "--data.path", "EMPTY"], 1, "empty"),
+    "factory raises": (["--model.name", "tests.jobs.factories:boom"], 1, "no weights for you"),
+    "loss is no scalar": (["--model.name", "tests.jobs.factories:vector_loss"], 1, "0-d"),
+    "nothing to resume": (["--run.resume"], 1, "no whole checkpoint"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_line(case, run, tmp_path):
+    (tmp_path / "empty.txt").touch()
+    argv, code, said = BAD[case]
+    argv = [str(tmp_path / "empty.txt") if word == "EMPTY" else word for word in argv]
+    got, _, err = run("--tracking.enabled", "false", *argv)
+    assert got == code, err
+    (line,) = [line for line in err.splitlines() if said in line]
+    assert "Traceback" not in err
+
+
+def test_dry_run_says_what_the_run_then_sends(run, tmp_path):
+    from jobs.dry_run import estimate
+    from ray_lowcomm.config import load_config
+
+    config = load_config([*SMALL, *TINY_GPT], train.JobConfig, {})
+    assert estimate(config)["strategy"].startswith("dct_momentum: 6 rounds in 24 inner steps")
+    code, out, _ = run("--dry-run")
+    assert code == 0
+    assert not (tmp_path / "default").exists()
+    run("--run.name", "real", "--tracking.enabled", "false")
+    summary = json.loads((tmp_path / "real" / "summary.json").read_text())
+    sent = estimate(config)["sent per round"]
+    assert f"{summary['bytes_up'] / 1024:.1f} KiB in all" in sent
