@@ -99,8 +99,8 @@ class DataSettings:
     """`name`: ``python_stdlib``, ``digits``, ``files`` (Parquet, Arrow, JSONL or text at `path`) or ``hf:DATASET``.
 
     `sequence_length` is in tokens; `tokenizer` is ``bytes`` or a local folder or name of a Hugging Face tokenizer.
-    `eval_samples` bounds the fixed validation subset. `cache_dir` is where Hugging Face `datasets` keeps its Arrow files
-    (default: its own).
+    `eval_samples` bounds the fixed validation subset. `cache_dir` is where Hugging Face `datasets` keeps its Arrow
+    files (default: its own).
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -211,10 +211,11 @@ class CohortSettings:
 class FleetSettings:
     """How many replicas, on what, and how long anybody waits for anybody. All times are in seconds.
 
-    `collective`: gloo (CPU staging, any network) or nccl (GPUs in one place). `deadline_s` bounds one exchange; `hang_s` is how long a round waits for a replica that is alive but does not
-    arrive; `start_s` how long a run waits for its first members. With `quorum` (a count) and `straggler: drop` a round
-    closes `grace_s` after the quorum has arrived; who is late starts again from the shared state and its steps are
-    counted as lost. `max_failures` is the number of deaths of one replica without a committed round in between.
+    `collective`: gloo (CPU staging, any network) or nccl (GPUs in one place). `deadline_s` bounds one exchange;
+    `hang_s` is how long a round waits for a replica that is alive but does not arrive; `start_s` how long a run waits
+    for its first members. With `quorum` (a count) and `straggler: drop` a round closes `grace_s` after the quorum has
+    arrived; who is late starts again from the shared state and its steps are counted as lost. `max_failures` is the
+    number of deaths of one replica without a committed round in between.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}

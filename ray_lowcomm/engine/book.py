@@ -29,8 +29,8 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class Event:
-    """For the host. Kinds: `record` (a round), `start_loss`, `notice` (text), `manifest` (folder, manifest: the checkpoint
-    is whole, write it), `failed` (text, traceback), `ended`."""
+    """For the host. Kinds: `record` (a round), `start_loss`, `notice` (text), `manifest` (folder, manifest: the
+    checkpoint is whole, write it), `failed` (text, traceback), `ended`."""
 
     kind: str
     data: Any = None

@@ -1,7 +1,7 @@
 """Model buffers (BatchNorm statistics, counters): synchronised beside a strategy, never through an outer optimizer.
 
-`average`: floating buffers become the weighted mean over the members, integer ones those of the lowest rank. `first`: all
-those of the lowest rank. `local`: left alone. The mean is approximate where replicas keep parameters of their own.
+`average`: floating buffers become the weighted mean over the members, integer ones those of the lowest rank. `first`:
+all those of the lowest rank. `local`: left alone. The mean is approximate where replicas keep parameters of their own.
 """
 
 from typing import Literal

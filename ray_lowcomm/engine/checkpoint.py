@@ -52,7 +52,7 @@ def load_tensors(storage: Storage, path: str, expected: tuple[int, str] | None =
 
 
 def write_manifest(storage: Storage, folder: str, manifest: Mapping[str, Any], keep: int) -> None:
-    """Make the checkpoint whole, then delete all but the newest `keep` whole ones and what is left of older attempts."""
+    """Make the checkpoint whole, then delete all but the newest `keep` whole ones and the rest of older attempts."""
     storage.write(f"{folder}/{MANIFEST}", json.dumps(manifest, indent=1).encode())
     complete = whole_checkpoints(storage)
     for name in _folders(storage):
@@ -97,7 +97,7 @@ def find_newest(storage: Storage) -> Found:
 
 
 def resumed(plan: RunPlan, found: Found) -> RunPlan:
-    """The plan of a run that goes on from a checkpoint in the run's own directory, with as many replicas as `plan` says.
+    """The plan of a run that goes on from a checkpoint in its own directory, with as many replicas as `plan` says.
 
     Raises:
         CheckpointError: the checkpoint is of another algorithm.

@@ -19,11 +19,21 @@ class Fleet(Protocol):
     exchange: Exchange | None
 
     @property
-    def round(self) -> int: ...
-    def give_up(self, index: int, why: str) -> None: ...
-    def go_on_without(self, late: list[int]) -> None: ...
-    def fail(self, text: str) -> None: ...
-    def notice(self, text: str) -> None: ...
+    def round(self) -> int:
+        """Committed rounds."""
+        ...
+
+    def give_up(self, index: int, why: str) -> None:
+        """A member is lost."""
+
+    def go_on_without(self, late: list[int]) -> None:
+        """The round does not wait for these."""
+
+    def fail(self, text: str) -> None:
+        """The run cannot go on."""
+
+    def notice(self, text: str) -> None:
+        """Say something to the user."""
 
 
 @dataclass
@@ -97,7 +107,8 @@ class Deadlines:
     def _all_lost(self, fleet: Fleet) -> None:
         there, missing = self._joined(fleet)
         waited = fleet.now - self.quiet
-        text = f"all replicas were lost, {there} of {self.settings.replicas} are back after {waited:.0f} s, not {missing}"
+        count = f"{there} of {self.settings.replicas}"
+        text = f"all replicas were lost, {count} are back after {waited:.0f} s, not {missing}"
         if waited > self.settings.start_s:
             fleet.fail(f"{text} (fleet.start_s)")
         else:

@@ -27,8 +27,8 @@ LIVE = (*EXPECTED, MemberState.ARRIVED, MemberState.EXCHANGING)
 
 @dataclass
 class Member:
-    """One replica. `planned` are the inner steps it was told to take in this round, `counted` those that were counted as
-    lost on a guess, when it was given up."""
+    """One replica. `planned` are the inner steps it was told to take in this round, `counted` those that were counted
+    as lost on a guess, when it was given up."""
 
     index: int
     incarnation: int

@@ -31,9 +31,12 @@ class Positioned(Protocol):
     """Data whose position travels with the rounds: samples consumed of each virtual shard."""
 
     @property
-    def positions(self) -> dict[int, int]: ...
+    def positions(self) -> dict[int, int]:
+        """Of this replica's own shards."""
+        ...
 
-    def load(self, positions: Mapping[int, int]) -> None: ...
+    def load(self, positions: Mapping[int, int]) -> None:
+        """Go to where the own shards are among `positions`, those of all shards; to 0 where one is missing."""
 
 
 @dataclass(frozen=True)
@@ -280,8 +283,9 @@ class Replica:
         )
 
     def _whole_digest(self) -> str:
-        """Of all that must be alike where replicas begin: not only at the start, but also after all of them were lost."""
-        return digest_text(f"{digest_tensors(model_state(self._parts.model).values())}{self._parties.strategy.digest()}")
+        """Of all that must be alike where replicas begin: at the start, but also after all of them were lost."""
+        model = digest_tensors(model_state(self._parts.model).values())
+        return digest_text(f"{model}/{self._parties.strategy.digest()}")
 
     def _take_over(self, welcome: m.Welcome) -> None:
         host, seed = self._host, self._spec.run.seed

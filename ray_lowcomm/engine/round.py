@@ -1,5 +1,6 @@
 """One round, seen from one replica: propose, exchange, vote, then hold what was received, or give it up."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,22 +22,23 @@ from ray_lowcomm.strategies.contract import Strategy
 
 @dataclass
 class Work:
-    """What a replica has done since the last launch. `loss` is a sum over `steps`, 0-d float64 on the model's device.
+    """What a replica has done since the last launch. `loss` is a sum over `steps` in float64.
 
     It is local state: with overlap a checkpoint falls between two launches.
     """
 
     steps: int = 0
     tokens: int = 0
-    loss: Tensor | None = None
+    loss: Tensor | float | None = None
     since: float = field(default_factory=time.perf_counter)
 
     def add(self, loss: Tensor, tokens: int) -> None:
         """Count one inner step."""
         self.steps += 1
         self.tokens += tokens
-        # float64, so that the mean does not depend on how many steps were added up before
-        value = loss.detach().double()
+        # float64, so that the mean does not depend on how many steps were added up before; a plain number where that
+        # waits for no device
+        value = loss.item() if loss.device.type == "cpu" else loss.detach().double()
         self.loss = value if self.loss is None else self.loss + value
 
     def restart(self) -> None:
@@ -49,9 +51,7 @@ class Work:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""
-        loss = state["loss"]
-        self.steps, self.tokens = state["steps"], state["tokens"]
-        self.loss = None if loss is None else torch.tensor(loss, dtype=torch.float64)
+        self.steps, self.tokens, self.loss = state["steps"], state["tokens"], state["loss"]
 
     @property
     def mean_loss(self) -> float:
@@ -100,7 +100,7 @@ class Round:
         self._open: list[tuple[SyncOp, Proposal]] = []
 
     def run(self, ops: Sequence[SyncOp], work: Work, positions: dict[int, int]) -> Held | m.Reset | m.Stop:
-        """Propose all ops, exchange them, and return what was committed; or that this replica must join again or stop."""
+        """Propose all ops, exchange them; returns what was committed, or that this replica must join again or stop."""
         problem = self._propose(ops, work)
         arrival = self._arrival(work, positions, problem)
         arrived = time.perf_counter()
@@ -120,8 +120,11 @@ class Round:
 
     def _propose(self, ops: Sequence[SyncOp], work: Work) -> str:
         """Open all proposals; returns what is wrong with this replica, or ''."""
-        if work.loss is not None and not bool(torch.isfinite(work.loss)):
+        if work.loss is not None and not math.isfinite(float(work.loss)):
             return "its loss is not finite"
+        strategy = self.parties.strategy
+        if strategy.replicated and not bool(torch.isfinite(strategy.shared_parameters()).all()):
+            return "its parameters are not all finite"
         for op in ops:
             try:
                 proposal = self.parties.owner(op).propose(op)

@@ -21,9 +21,12 @@ MASTERS, RANDOM, STATEFUL = "masters/", "random/", "stateful/"
 class Stateful(Protocol):
     """Anything that a user wants saved with a replica; its state must be JSON."""
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """What is to be saved."""
+        ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+    def load_state_dict(self, state: dict[str, Any]) -> Any:
+        """Take over what `state_dict` returned."""
 
 
 @dataclass

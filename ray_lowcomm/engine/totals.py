@@ -86,8 +86,9 @@ def round_record(
 ) -> dict[str, Any]:
     """A line of rounds.jsonl. `position` is (round, step, generation); `moved` are the members' bytes in this round.
 
-    Loss is the mean over tokens, times are means over the members, bytes those of the replica with most; spread is the root mean square,
-    over replicas, of the L2 distance between a replica's parameters and the shared ones after this round.
+    Loss is the mean over tokens, times are means over the members, bytes those of the replica with most; spread is the
+    root mean square, over replicas, of the L2 distance between a replica's parameters and the shared ones after this
+    round.
     """
     tokens = sum(a.tokens or a.steps for a in arrivals)
     spread = (sum(a.residual_norm**2 for a in arrivals) / len(arrivals)) ** 0.5

@@ -1,8 +1,8 @@
 """All replicas in one process, in lock step, under the same engine: for unit tests, golden runs and simulations.
 
-Each replica is a thread, but only one runs at a time: it holds the baton until it waits for an answer or for the others.
-The order is fixed and each thread has random state of its own, so a run is reproducible to the bit. Time is virtual: it
-moves only when everybody waits.
+Each replica is a thread, but only one runs at a time: it holds the baton until it waits for an answer or for the
+others. The order is fixed and each thread has random state of its own, so a run is reproducible to the bit. Time is
+virtual: it moves only when everybody waits.
 """
 
 import random
@@ -17,9 +17,9 @@ from torch import Tensor
 from ray_lowcomm.core.errors import ExchangeError, FleetError
 from ray_lowcomm.core.payload import Payload
 from ray_lowcomm.engine import messages as m
-from ray_lowcomm.engine.combine import weighted_sum
 from ray_lowcomm.engine.book import Event, RunPlan
-from ray_lowcomm.engine.coordinator import Coordinator
+from ray_lowcomm.engine.combine import weighted_sum
+from ray_lowcomm.engine.coordinator import PRESENT, Coordinator
 from ray_lowcomm.engine.member import TrainLoop, run_member
 from ray_lowcomm.engine.replica import Host, RunSpec
 
@@ -58,6 +58,7 @@ class LocalFleet:
         self._back = threading.Semaphore(0)
         self._deposits: dict[int, dict[int, Sequence[tuple[str, Payload]]]] = {}
         self._results: dict[int, list[tuple[Tensor, ...]]] = {}
+        self._early_deaths: dict[int, int] = {}
         self._abandon = False
 
     def run(self, train: TrainLoop) -> None:
@@ -125,10 +126,19 @@ class LocalFleet:
         if member.died:
             member.thread.join()
             known = self.coordinator.members.get(member.index)
-            if known is not None:
+            if known is not None and known.state in PRESENT:
                 self.coordinator.lost(member.index, known.incarnation, "killed", self.clock)
+            else:
+                self._count_early_death(member.index)
             self._deliver()
-            self._start(member.index, train)
+            if not self.coordinator.ended and not self.coordinator.failure:
+                self._start(member.index, train)
+
+    def _count_early_death(self, index: int) -> None:
+        """The coordinator does not know a replica that dies before it joins, so it cannot end such a crash loop."""
+        self._early_deaths[index] = deaths = self._early_deaths.get(index, 0) + 1
+        if deaths > self._spec.fleet.max_failures:
+            raise FleetError(f"replica {index} died {deaths} times before it joined (fleet.max_failures)")
 
     def _let_time_pass(self) -> None:
         for _ in range(MAX_IDLE_TICKS):
@@ -172,6 +182,8 @@ class LocalFleet:
     def request(self, index: int, request: m.Request, sent: Callable[[], None] | None) -> m.Answer:
         """Hand a request to the coordinator and wait for the answer."""
         me = self._members[index]
+        if isinstance(request, m.Arrival):
+            self.wait(index, lambda: True)  # one that waits for nobody would else be through before others can join
         self.coordinator.handle(request, self.clock)
         self._deliver()
         if sent is not None:
@@ -186,23 +198,24 @@ class LocalFleet:
     def exchange(self, index: int, plan: m.Plan, payloads: Sequence[tuple[str, Payload]]) -> list[tuple[Tensor, ...]]:
         """Wait for the payloads of all members of the plan; the last one combines them."""
         deposits = self._deposits.setdefault(plan.generation, {})
-        deposits[index] = payloads
+        deposits[index], until = payloads, self.clock + plan.deadline_s
 
         def complete() -> bool:
             return len(deposits) == len(plan.members)
 
         def ready() -> bool:
-            return complete() or not self.coordinator.exchange_is_on(plan.generation)
+            return complete() or self.clock >= until or not self.coordinator.exchange_is_on(plan.generation)
 
         if complete():
-            self._results[plan.generation] = [
-                combine([deposits[i][k][1] for i in plan.members], plan.weights) for k in range(len(payloads))
-            ]
-            del self._deposits[plan.generation]
+            combined = [combine([deposits[i][k][1] for i in plan.members], plan.weights) for k in range(len(payloads))]
+            self._deposits, self._results = {}, {plan.generation: combined}  # nobody asks for older ones
         elif not ready():
             self.wait(index, ready)
         if not complete():
-            raise ExchangeError("a member was lost during the exchange")
+            missing = [i for i in plan.members if i not in deposits]
+            late = self.clock >= until
+            why = f"did not come within {plan.deadline_s:.0f} s" if late else "were lost during the exchange"
+            raise ExchangeError(f"replicas {missing} {why}" if missing else "the exchange was broken off")
         return self._results[plan.generation]
 
 

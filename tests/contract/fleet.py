@@ -1,4 +1,4 @@
-"""Runs a small job through the engine over the local transport, and remembers what each replica held after each step."""
+"""Runs a small job through the engine over the local transport, and remembers what replicas held after each step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ class Job:
 
 @dataclass
 class Outcome:
-    """`shared[i]`: digests of replica i's shared strategy state after each step; `finished[i]`: its model at the end."""
+    """`shared[i]` are digests of replica i's shared strategy state after each step, `buffers[i]` after each round."""
 
     summary: dict[str, Any] = field(default_factory=dict)
     failure: str | None = None

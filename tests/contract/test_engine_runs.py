@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ray_lowcomm import strategies
+from ray_lowcomm.core.settings import Fault
 from ray_lowcomm.core.tracks import Tracks
 
 from .cases import CASES, Case
@@ -63,6 +64,36 @@ def _check_consistent(outcome: Outcome) -> None:
     assert all(digests == shared[0] for digests in shared)
     assert all(digests == buffers[0] for digests in buffers)
     assert len(set(outcome.summary["state_digests"].values())) == 1
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("phase", ["exchange", "voted"])
+def test_death_of_a_replica_in_a_round_costs_the_others_nothing(case: Case, phase: str, tmp_path) -> None:
+    """The others retry with the same messages, or commit; the dead one starts again from a peer's shared state."""
+    fault = Fault("kill", 1, 2, phase)  # type: ignore[arg-type]
+    job = Job(case.settings, MODELS["batch_norm"], 3, 8, optimizer=case.optimizer, faults=(fault,))
+    outcome = run(job, tmp_path)
+    assert outcome.failure is None
+    assert outcome.summary["members_lost"] == 1
+    assert outcome.summary["rounds_retried"] == (phase == "exchange")
+    assert 1 in outcome.records[-1]["members"]
+    if strategy_of(outcome.replicas[0]).consistent:
+        assert outcome.shared[0] == outcome.shared[2]
+        assert len(set(outcome.summary["state_digests"].values())) == 1
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_a_replica_with_nan_sits_out_and_never_reaches_another(case: Case, tmp_path) -> None:
+    job = Job(case.settings, MODELS["plain"], 3, 8, optimizer=case.optimizer, faults=(Fault("nan", 1, 2),))
+    outcome = run(job, tmp_path)
+    assert outcome.failure is None
+    assert outcome.summary["nonfinite_rejected"] == 1
+    assert [record["members"] for record in outcome.records][1] == [0, 2]
+    assert 1 in outcome.records[-1]["members"]
+    for model in outcome.models.values():
+        assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+    if strategy_of(outcome.replicas[0]).consistent:
+        assert len(set(outcome.summary["state_digests"].values())) == 1
 
 
 def test_a_message_in_flight_is_applied_later_than_it_was_launched(tmp_path) -> None:

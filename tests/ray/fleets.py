@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ray_lowcomm.data import Batches, ShardedSampler, load
 from ray_lowcomm.core.settings import DataSettings
+from ray_lowcomm.data import Batches, ShardedSampler, load
 from ray_lowcomm.models import ByteGPT
 
 

@@ -84,7 +84,7 @@ def test_meta_parameters_are_refused() -> None:
         trainable_parameters(nn.Linear(2, 2, device="meta"))
 
 
-@pytest.fixture()
+@pytest.fixture
 def mesh():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))

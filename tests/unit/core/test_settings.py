@@ -1,5 +1,6 @@
 """Settings made in Python, without the configuration library, are checked just as well."""
 
+import pickle
 from typing import Any
 
 import pytest
@@ -29,7 +30,11 @@ BAD: list[tuple[type, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "fields", "text"), BAD, ids=lambda value: str(value) if isinstance(value, dict) else "")
+def _id(value: object) -> str:
+    return str(value) if isinstance(value, dict) else ""
+
+
+@pytest.mark.parametrize(("kind", "fields", "text"), BAD, ids=_id)
 def test_bad_value_is_named_with_what_is_allowed(kind: type, fields: dict[str, Any], text: str) -> None:
     with pytest.raises(SettingError, match=text):
         kind(**fields)
@@ -42,8 +47,6 @@ def test_none_is_allowed_where_it_means_the_strategys_own_default() -> None:
 
 
 def test_setting_errors_survive_being_sent_to_another_process() -> None:
-    import pickle
-
     error = pickle.loads(pickle.dumps(SettingError("strategy.topk", 0, "must be more")))
     assert isinstance(error, LowCommError)
     assert (error.field, error.value, error.allowed) == ("strategy.topk", 0, "must be more")

@@ -16,7 +16,7 @@ def _single(value: float, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     return model, Tracks(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-# ---- parameters -------------------------------------------------------------------------------------------------------
+# ---- parameters ---------------------------------------------------------------------------------------------------
 
 
 def test_parameters_are_read_and_written_in_float32_order_of_the_model() -> None:
@@ -104,7 +104,7 @@ def test_tied_and_frozen_parameters_and_odd_shapes_lie_in_the_vector_once_or_not
     assert model.second.item() == 4.0
 
 
-# ---- gradients --------------------------------------------------------------------------------------------------------
+# ---- gradients ----------------------------------------------------------------------------------------------------
 
 
 def _two_layers() -> tuple[nn.Module, Tracks]:
@@ -159,7 +159,7 @@ def test_gradients_are_written_in_the_parameters_dtype_and_replace_old_ones() ->
     assert model.weight.grad is None
 
 
-# ---- moments ----------------------------------------------------------------------------------------------------------
+# ---- moments ------------------------------------------------------------------------------------------------------
 
 OPTIMIZERS = {
     "sgd": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), ("momentum_buffer",)),

@@ -51,7 +51,7 @@ def test_the_loss_of_a_record_is_the_mean_over_steps_and_replicas(tmp_path):
 
 
 def test_a_run_is_reproducible_to_the_bit_and_depends_on_the_seed(tmp_path):
-    faults = (Fault("kill", 1, 2), Fault("nan", 2, 3))
+    faults = (Fault("kill", 1, 2), Fault("kill", 2, 3, "exchange"))
     setups = [{"seed": 0}, {"seed": 0}, {"seed": 1}]
     first, again, other = (
         run(tmp_path / str(n), model=mlp(dropout=0.2), faults=faults, **setup) for n, setup in enumerate(setups)
@@ -124,9 +124,10 @@ def test_a_kill_in_any_phase(tmp_path, variant, phase, victim):
     summary, second = outcome.summary, outcome.records[1]
     assert summary["members_lost"] == 1
     assert summary["rounds_retried"] == (1 if phase == "exchange" else 0)
-    counted = phase == "voted"
-    assert (victim in second["members"]) == counted
-    assert summary["lost_inner_steps"] == (0 if counted else steps // rounds)
+    assert (victim in second["members"]) == (phase == "voted")
+    # the last to vote dies after the commit, and counts as one that had begun the next round
+    begun = phase != "voted" or victim == 2
+    assert summary["lost_inner_steps"] == (steps // rounds if begun else 0)
     assert summary["state_transfer_bytes"] > 0
     # it takes up the learning rate of the others
     rates = {}
@@ -145,8 +146,8 @@ def test_the_same_replica_dies_in_three_rounds_in_a_row(tmp_path):
 
 
 def test_three_kills_in_one_round(tmp_path):
-    faults = (Fault("kill", 0, 2, "exchange"), Fault("kill", 2, 2, "exchange"), Fault("kill", 1, 3, "voted"))
-    assert_whole(run(tmp_path, faults=faults))
+    faults = (Fault("kill", 0, 2, "exchange"), Fault("kill", 2, 2, "exchange"), Fault("kill", 1, 2, "voted"))
+    assert_whole(run(tmp_path, faults=faults, replicas=4), replicas=4)
 
 
 @pytest.mark.parametrize("phase", ["inner", "exchange"])
@@ -169,28 +170,22 @@ def test_all_die_before_the_first_checkpoint(tmp_path):
 
 
 def test_a_crash_loop_ends_the_run(tmp_path):
-    faults = tuple(Fault("kill", 1, 1, phase) for phase in ("inner", "exchange", "voted"))
-    setup = Setup(str(tmp_path), DCT, replicas=1, faults=(), fleet={"max_failures": 1})
-
     def loop(context):
-        if context.index == 0:
-            context.host.die()
+        model, replica = wrapped(context)
+        while not replica.finished:
+            if context.index == 1:
+                context.host.die()
+            loss = model(torch.ones(2)).sum()
+            loss.backward()
+            replica.step(loss)
 
-    fleet = LocalFleet(*setup.plans(False), lambda event: None)
-    with pytest.raises(FleetError, match="wait for each other|never joined") if False else _ends(fleet):
-        fleet.run(loop)
-    assert faults
+    failure = failure_of(tmp_path, loop, fleet={"max_failures": 2})
+    assert failure == "replica 1 died 3 times without a round in between: killed"
 
 
-class _ends:
-    def __init__(self, fleet):
-        self.fleet = fleet
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        return False
+def test_a_crash_loop_before_joining_ends_the_run(tmp_path):
+    with pytest.raises(FleetError, match="replica 0 died 3 times before it joined"):
+        failure_of(tmp_path, lambda context: context.host.die(), fleet={"max_failures": 2})
 
 
 def test_a_short_hang_is_waited_for(tmp_path):
@@ -227,12 +222,13 @@ def test_stragglers_are_dropped_and_join_again(tmp_path):
 
 @pytest.mark.parametrize("variant", ["dct", "diloco", "ddp", "desloc", "dct_paper"])
 def test_nan_on_one_replica_reaches_no_other(tmp_path, variant):
-    outcome = run(tmp_path, VARIANTS[variant], faults=(Fault("nan", 1, 3),))
+    outcome = run(tmp_path, VARIANTS[variant], faults=(Fault("nan", 1, 2),), replicas=2)
     assert not outcome.failure
     assert outcome.summary["nonfinite_rejected"] == 1
-    assert outcome.records[2]["members"] == [0, 2]
-    assert outcome.records[4 if len(outcome.records) > 4 else 3]["members"] == [0, 1, 2]
-    for index in range(3):
+    members = [record["members"] for record in outcome.records]
+    assert members.count([0]) == 1  # in the round of the fault, or in the next if it fell after the last loss
+    assert members.index([0]) in (1, 2)
+    for index in (0, 1):
         assert torch.isfinite(outcome.parameters(index)).all()
 
 
@@ -332,7 +328,7 @@ def test_different_initial_weights_are_made_equal(tmp_path):
 
 def test_replicas_that_wait_for_ever_are_an_error_not_a_hang(tmp_path):
     def loop(context):
-        model, replica = wrapped(context)
+        wrapped(context)
         context.host.sleep(float("inf"))
 
     with pytest.raises(FleetError, match=r"replicas \[0, 1\] wait for each other for ever"):
@@ -346,6 +342,6 @@ def test_a_stop_in_the_middle_is_orderly(tmp_path):
 
     outcome = Setup(str(tmp_path), DCT).go(on_record=look)
     assert not outcome.failure
-    assert outcome.coordinator_rounds == 2 if hasattr(outcome, "coordinator_rounds") else True
     assert outcome.summary["rounds"] == 2
-    assert {replica.stopped for replica in outcome.replicas.values()} == {"the run is being stopped"}
+    assert all(replica.stopped for replica in outcome.replicas.values())
+    assert all(len(trace) == 12 for trace in outcome.trace.values())

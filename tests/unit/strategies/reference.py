@@ -57,7 +57,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 @dataclass(frozen=True)
 class Compressor:
-    """Blocks of a flat vector, and the largest coefficients of each. `side(d)`, `run(n)` cut; `kept(c)` says how many."""
+    """Blocks of a flat vector, and the largest coefficients of each: `side(d)` and `run(n)` cut, `kept(c)` are kept."""
 
     side: Callable[[int], int]
     run: Callable[[int], int]

@@ -6,7 +6,7 @@ from torch import nn
 
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.settings import StrategySettings
-from tests.contract.bench import member
+from tests.contract.bench import conclude, exchange, member, propose, train_to_launch
 from tests.contract.cases import Case, adopt, momentum
 from tests.contract.fleet import Job, Outcome, adamw, mean_square, regression, run
 from tests.contract.models import plain
@@ -65,8 +65,6 @@ def test_average_is_taken_at_the_step_boundary_and_overwrites_the_track() -> Non
     """What the next forward pass sees is the mean of what the replicas had after the step."""
     case = Case("local_adam", StrategySettings(name="local_adam", inner_steps=2))
     fleet = [member(case, i) for i in range(2)]
-    from tests.contract.bench import conclude, exchange, propose, train_to_launch
-
     ops = train_to_launch(fleet)
     assert [op.track for op in ops] == ["params", "exp_avg", "exp_avg_sq"]
     before = {t: [one.tracks.read(t) for one in fleet] for t in ("params", "exp_avg", "exp_avg_sq")}

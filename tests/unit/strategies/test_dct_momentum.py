@@ -47,7 +47,7 @@ def _compare(got, expected) -> None:
 @pytest.mark.parametrize("decay", [1.0, 0.8])
 @pytest.mark.parametrize("reduce", ["replicas", "senders"])
 def test_residual_in_the_model_follows_b4a(tmp_path, decay: float, reduce: str) -> None:
-    """d = θ − θ_r ; m_r = decode(encode(d)) ; θ ← outer(θ, mean m) ; θ_r ← θ_new − decay (d − m_r)."""
+    """With d = θ − θ_r ; m_r = decode(encode(d)) ; θ ← outer(θ, mean m) ; θ_r ← θ_new − decay (d − m_r)."""
     world, outer, compress = ref.World(W), ref.Nesterov(ETA, MU), ref.tiles(CHUNK, TOPK)
     mean = ref.mean_over_senders if reduce == "senders" else ref.mean_over_replicas
     for _ in range(ROUNDS):
@@ -63,7 +63,7 @@ def test_residual_in_the_model_follows_b4a(tmp_path, decay: float, reduce: str) 
 
 
 def test_residual_in_a_buffer_follows_b4(tmp_path) -> None:
-    """a = decay e + Δ ; q = top-k ; e ← a − q ; θ ← outer(θ, mean q) ; all go on from θ."""
+    """With a = decay e + Δ ; q = top-k ; e ← a − q ; θ ← outer(θ, mean q) ; all go on from θ."""
     world, outer, compress = ref.World(W), ref.Nesterov(ETA, MU), ref.tiles(CHUNK, TOPK)
     for _ in range(ROUNDS):
         world.train(H)

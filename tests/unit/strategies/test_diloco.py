@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from ray_lowcomm.core.settings import StrategySettings
+from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.strategies import build, resolve
 from tests.contract.bench import conclude, exchange, member, train_to_launch
 from tests.contract.cases import Case
@@ -109,8 +110,6 @@ def test_momentum_of_an_older_run_without_one_starts_at_zero() -> None:
 def test_resolved_settings_build_what_they_say() -> None:
     model = plain()
     settings = resolve(StrategySettings(name="diloco"))
-    from ray_lowcomm.core.tracks import Tracks
-
     outer = build(settings, Tracks(model, adamw(model))).anchor.outer
     assert (outer.kind, outer.lr, outer.momentum) == ("nesterov", 0.7, 0.9)
 

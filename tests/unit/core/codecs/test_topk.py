@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ray_lowcomm.core.chunks import ChunkPlan
 from ray_lowcomm.core.codecs.topk import HEADER, TopK, kept_per_chunk
-from ray_lowcomm.core.errors import PayloadError, SettingError
+from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.layout import Layout
 
 SHAPES = ((), (1,), (7,), (3, 5), (2, 3, 4), (2, 3, 3, 3), (0,), (127, 127), (65537,))
@@ -26,7 +26,7 @@ def values(count: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> tor
     return torch.from_numpy(np.random.Generator(np.random.PCG64(seed)).standard_normal(count)).to(dtype)
 
 
-# ---- sizes ------------------------------------------------------------------------------------------------------------
+# ---- sizes --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bits", [32, 16])
@@ -71,7 +71,7 @@ def test_value_bits_that_no_value_has_are_refused() -> None:
         codec((3,), value_bits=8)
 
 
-# ---- what is sent -------------------------------------------------------------------------------------------------------
+# ---- what is sent -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -159,7 +159,7 @@ def test_any_shapes_any_k(shapes: list[tuple[int, ...]], size: int, data: st.Dat
         assert torch.equal(sent, flat)
 
 
-# ---- means ----------------------------------------------------------------------------------------------------------------
+# ---- means --------------------------------------------------------------------------------------------------------
 
 
 def _coefficients(one: TopK, parsed) -> list[np.ndarray]:

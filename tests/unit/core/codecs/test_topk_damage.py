@@ -13,12 +13,12 @@ from .test_topk import codec, values
 INDICES, VALUES = HEADER.size, HEADER.size + 4
 
 
-@pytest.fixture()
+@pytest.fixture
 def one() -> TopK:
     return codec((9, 9), size=9, topk=4)
 
 
-@pytest.fixture()
+@pytest.fixture
 def message(one: TopK) -> torch.Tensor:
     return one.encode(values(81))[0]
 

@@ -1,0 +1,39 @@
+"""Benchmarks by name: `python -m jobs.benchmark NAME [--json FILE] [options]`; exit 1 if what must hold does not."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from jobs._main import run_main
+from jobs.benchmarks import overhead, toy
+
+BENCHMARKS = {"toy": toy, "overhead": overhead}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one benchmark; 1 if what it must show does not hold."""
+    options = _parser().parse_args(argv)
+    numbers, problems = BENCHMARKS[options.name].run(options, Console())
+    if options.json is not None:
+        options.json.write_text(json.dumps(numbers, indent=1) + "\n")
+    for problem in problems:
+        print(f"{options.name}: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m jobs.benchmark", description=__doc__)
+    names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    for name, benchmark in BENCHMARKS.items():
+        options = names.add_parser(name, help=benchmark.SAYS, description=benchmark.__doc__)
+        options.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
+        benchmark.add_options(options)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,184 @@
+"""What the fleet costs the inner loop: one replica of the default job against the same model in a bare PyTorch loop.
+
+Both run in one process with one torch thread, in blocks that alternate. The replica runs the job's own train function
+(`dct_momentum`, H = 32, local transport); time spent in exchanges and waits is left out, everything else counts: data,
+proposing and applying rounds, digests. The bare loop has the same batches, clipping, schedule and optimizer.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from ray_lowcomm import strategies
+from ray_lowcomm.core.errors import FleetError
+from ray_lowcomm.core.settings import (
+    CheckpointSettings,
+    DataSettings,
+    FleetSettings,
+    InnerSettings,
+    ModelSettings,
+    RunSettings,
+    StrategySettings,
+)
+from ray_lowcomm.data import Batches, ShardedSampler, load
+from ray_lowcomm.default_loop import DefaultLoop, make_optimizer, schedule_of
+from ray_lowcomm.engine.book import Event, RunPlan
+from ray_lowcomm.engine.member import Context
+from ray_lowcomm.engine.replica import Replica, RunSpec
+from ray_lowcomm.models import build
+from ray_lowcomm.transport.local import LocalFleet
+
+SAYS = "one replica's steps per second against a bare PyTorch loop"
+LEAST_RATIO = 0.97
+ENDLESS = 10**9  # steps of a run that the benchmark ends itself
+
+
+class BareLoop:
+    """The default job as one would write it without this package."""
+
+    def __init__(self, model: ModelSettings, data: DataSettings, inner: InnerSettings) -> None:
+        dataset = load(data, "train")
+        self.model = build(model, getattr(dataset, "model_defaults", None))
+        self.batches = Batches(dataset, ShardedSampler(len(dataset), 1, 0, 0), inner.batch_size)
+        self.optimizer = make_optimizer(self.model, inner)
+        self.schedule = schedule_of(inner)
+        self.base_lrs = [group["lr"] for group in self.optimizer.param_groups]
+        self.clip_norm = inner.clip_norm
+        self.steps = 0
+
+    def step(self) -> None:
+        """One optimizer step."""
+        loss = self.model(next(self.batches))
+        loss.backward()
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        factor = self.schedule(self.steps)
+        for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            group["lr"] = base * factor
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+
+    def rate(self, seconds: float) -> float:
+        """Steps per second over a block."""
+        begun, steps = time.perf_counter(), 0
+        while time.perf_counter() - begun < seconds:
+            self.step()
+            steps += 1
+        return steps / (time.perf_counter() - begun)
+
+
+@dataclass
+class Alternating:
+    """A replica as the train function sees it; after each block of its own it lets the bare loop have one.
+
+    A block of the replica ends with a round, so that it pays for whole rounds. The first pair of blocks is warm-up.
+    """
+
+    replica: Replica
+    bare: BareLoop
+    blocks: int
+    seconds: float
+    idle: Callable[[], float]  # seconds of exchange and wait so far
+    ours: list[float] = field(default_factory=list)
+    theirs: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._begin()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all blocks are done."""
+        return len(self.ours) > self.blocks or self.replica.finished
+
+    def step(self, loss: Tensor, tokens: int = 0) -> None:
+        """As `Replica.step`."""
+        rounds = self.replica.rounds
+        self.replica.step(loss, tokens)
+        self._steps += 1
+        if self.replica.rounds > rounds and time.perf_counter() - self._begun >= self.seconds:
+            self.ours.append(self._steps / (time.perf_counter() - self._begun - (self.idle() - self._idle_before)))
+            self.theirs.append(self.bare.rate(self.seconds))
+            self._begin()
+
+    def _begin(self) -> None:
+        self._steps, self._idle_before, self._begun = 0, self.idle(), time.perf_counter()
+
+
+class AlternatingContext(Context):
+    """A context whose `wrap` gives an `Alternating` replica."""
+
+    blocks: int
+    seconds: float
+    bare: BareLoop
+    idle: Callable[[], float]
+    alternating: Alternating
+
+    def wrap(self, *args: Any, **options: Any) -> Replica:
+        """Join the fleet."""
+        replica = super().wrap(*args, **options)
+        self.alternating = Alternating(replica, self.bare, self.blocks, self.seconds, self.idle)
+        return cast(Replica, self.alternating)
+
+
+def measure(blocks: int, seconds: float) -> tuple[list[float], list[float]]:
+    """Steps per second of the replica and of the bare loop, a pair a block.
+
+    Raises:
+        FleetError: the run failed.
+    """
+    model, data, inner = ModelSettings(), DataSettings(), InnerSettings()
+    strategy = strategies.resolve(StrategySettings(name="dct_momentum", inner_steps=32))
+    fleet = FleetSettings(replicas=1, transport="local", threads_per_replica=1)
+    run, saving = RunSettings(eval_every=0), CheckpointSettings(every=0)
+    idle_s, result = [0.0], []
+
+    def on_event(event: Event) -> None:
+        if event.kind == "record":
+            idle_s[0] += event.data["exchange_s"] + event.data["wait_s"]
+
+    def train(context: Context) -> None:
+        mine = AlternatingContext(context.spec, context.host, context.device)
+        mine.blocks, mine.seconds, mine.idle = blocks, seconds, lambda: idle_s[0]
+        mine.bare = BareLoop(model, data, inner)
+        DefaultLoop(model, data, inner)(mine)
+        context.replica = mine.replica
+        result.append(mine.alternating)
+
+    with tempfile.TemporaryDirectory() as directory:
+        spec = RunSpec(strategy=strategy, steps=ENDLESS, directory=directory, run=run, checkpoint=saving, fleet=fleet)
+        local = LocalFleet(RunPlan(run, saving, strategy, fleet, ENDLESS, directory), spec, on_event)
+        local.run(train)
+    if local.coordinator.failure:
+        raise FleetError(local.coordinator.failure)
+    return result[0].ours[1:], result[0].theirs[1:]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of this benchmark."""
+    parser.add_argument("--blocks", type=int, default=9, help="pairs of blocks (default 9)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of a block (default 10)")
+
+
+def run(options: argparse.Namespace, console: Console) -> tuple[dict[str, Any], list[str]]:
+    """(numbers, what does not hold)."""
+    ours, bare = measure(options.blocks, options.seconds)
+    ratios = [a / b for a, b in zip(ours, bare, strict=True)]
+    ratio = statistics.median(ratios)
+    table = Table(title=f"steps per second, {options.blocks} pairs of blocks of {options.seconds:g} s")
+    for column in ("", "median", "least", "most"):
+        table.add_column(column)
+    for name, rates in (("replica", ours), ("bare loop", bare), ("ratio", ratios)):
+        digits = 3 if name == "ratio" else 1
+        table.add_row(name, *(f"{f(rates):.{digits}f}" for f in (statistics.median, min, max)))
+    console.print(table)
+    problems = [] if ratio >= LEAST_RATIO else [f"the ratio is {ratio:.3f}, not at least {LEAST_RATIO}"]
+    return {"ratio": ratio, "replica": ours, "bare": bare}, problems

@@ -1,0 +1,54 @@
+"""Arrows point one way: core <- strategies <- engine <- transport, runtime, jobs; the pure layers know no Ray."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOREIGN = {"ray", "mlflow", "pydantic", "pydantic_settings"}
+ALLOWED = {
+    "core": {"core"},
+    "strategies": {"core", "strategies"},
+    "engine": {"core", "strategies", "engine"},
+    "models": {"core", "models"},
+    "data": {"core", "data"},
+}
+
+
+def _imports(file: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("layer", ALLOWED)
+def test_layer_imports_only_what_lies_below_it(layer: str) -> None:
+    for file in (ROOT / "ray_lowcomm" / layer).rglob("*.py"):
+        for name in _imports(file):
+            parts = name.split(".")
+            assert parts[0] not in FOREIGN, f"{file} imports {name}"
+            if parts[0] == "ray_lowcomm" and len(parts) > 1:
+                assert parts[1] in ALLOWED[layer], f"{file} imports {name}"
+
+
+def test_pure_layers_run_without_ray_mlflow_and_pydantic() -> None:
+    code = (
+        "import sys; import ray_lowcomm.transport.local, ray_lowcomm.engine.replica, ray_lowcomm.strategies; "
+        f"found = {sorted(FOREIGN)!r}; print([name for name in found if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_engine_and_trainer_name_no_algorithm() -> None:
+    names = {"ddp", "local_sgd", "local_adam", "diloco", "dct_momentum", "desloc"}
+    for file in [*(ROOT / "ray_lowcomm" / "engine").rglob("*.py"), *(ROOT / "ray_lowcomm" / "runtime").rglob("*.py")]:
+        texts = {n.value for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Constant)}
+        assert not names & {text for text in texts if isinstance(text, str)}, file
