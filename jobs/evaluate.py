@@ -1,6 +1,6 @@
 """Validation loss of a saved model: ``python -m jobs.evaluate CHECKPOINT [--SECTION.FIELD VALUE …]``.
 
-CHECKPOINT is a run's ``model/`` folder, one of its ``checkpoints/round_…`` folders, or the run's folder itself (its model).
+CHECKPOINT is a run's ``model/`` folder, one of its ``checkpoints/round_…`` folders, or the run's folder (its model).
 Settings are those of the run (its ``config.yaml``) unless given here.
 """
 
@@ -25,7 +25,9 @@ def main(argv: Sequence[str]) -> None:
         raise ConfigError("which model? python -m jobs.evaluate CHECKPOINT: a model/ or checkpoints/round_… folder")
     folder = Path(argv[0])
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder: give a run's model/ or one of its checkpoints/round_… folders")
+        raise CheckpointError(
+            f"{folder} is not a folder: give a run's model/ or one of its checkpoints/round_… folders"
+        )
     if (folder / "model").is_dir() and not (folder / "model.safetensors").exists():
         folder = folder / "model"
     config = load_config(["--config", str(_config_of(folder)), *argv[1:]], TrainConfig)
@@ -60,7 +62,9 @@ def _load_checkpoint(model: nn.Module, folder: Path) -> None:
     missing = [name for name in wanted if name not in state]
     if missing:
         raise CheckpointError(f"{folder} was made by another model: it has no {missing[0]}")
-    wanted_all = wanted | {f"buffers/{name}": b for name, b in named_buffers(model).items() if f"buffers/{name}" in state}
+    wanted_all = wanted | {
+        f"buffers/{name}": b for name, b in named_buffers(model).items() if f"buffers/{name}" in state
+    }
     with torch.no_grad():
         for name, tensor in wanted_all.items():
             tensor.copy_(state[name])

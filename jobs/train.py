@@ -1,7 +1,9 @@
-"""Train replicas of one model that communicate rarely: ``python -m jobs.train [--config FILE.yaml] [--SECTION.FIELD VALUE …]``.
+"""Train replicas of one model that communicate rarely.
 
-With no argument at all: a byte-level GPT on the source code of Python's standard library, 2 replicas, DCT momentum, about
-a minute or two on two cores. ``--help`` lists all fields, ``--dry-run`` says what the run would do and cost.
+    python -m jobs.train [--config FILE.yaml] [--SECTION.FIELD VALUE …]
+
+With no argument at all: a byte-level GPT on the source code of Python's standard library, 2 replicas, DCT momentum,
+about a minute on two cores. ``--help`` lists all fields, ``--dry-run`` says what the run would do and cost.
 """
 
 import sys

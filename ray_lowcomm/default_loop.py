@@ -47,7 +47,7 @@ class DefaultLoop:
         while not replica.finished:
             if accumulate == 1:
                 loss = self._micro_step(model, batches, autocast, context.device)
-                loss.backward()  # type: ignore[no-untyped-call]  # torch
+                loss.backward()
             else:
                 loss = self._accumulated(model, batches, autocast, context.device)
             replica.step(loss, batches.tokens * accumulate)
@@ -65,7 +65,7 @@ class DefaultLoop:
         total = torch.zeros((), device=device)
         for _ in range(self.inner.accumulate):
             loss = self._micro_step(model, batches, autocast, device) / self.inner.accumulate
-            loss.backward()  # type: ignore[no-untyped-call]  # torch
+            loss.backward()
             total += loss.detach()
         return total
 

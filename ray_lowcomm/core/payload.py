@@ -28,12 +28,15 @@ class Payload:
 
 @dataclass(frozen=True)
 class Proposal:
-    """An open proposal. `residual_norm`: L2 distance that will remain between this replica's own parameters and the
-    shared ones once the proposal has been applied (0 where replicas are reset to the shared parameters)."""
+    """An open proposal.
+
+    `residual_norm`: L2 distance that will remain between this replica's own parameters and the shared ones once the
+    proposal has been applied; 0 where replicas are reset to the shared parameters, None where there are no shared ones.
+    """
 
     id: str
     payload: Payload
-    residual_norm: float = 0.0
+    residual_norm: float | None = 0.0
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,10 @@ class Schedule:
 
     def next_step(self, step: int) -> int | None:
         """The next step after `step` at which ops are launched; None after the last."""
-        return next((s for s in range(step + 1, self.total + 1) if self.ops(s)), None)
+        for following in range(step + 1, self.total):
+            if self.due(following):
+                return following
+        return self.total if step < self.total and self.ops(self.total) else None
 
 
 def every(periods: dict[str, int], overlap: int = 0, point: Point = "after_step") -> Due:

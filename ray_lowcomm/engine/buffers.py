@@ -37,7 +37,11 @@ class BufferSync:
         return self.policy != "local"
 
     def ops(self, launch: int, apply: int, point: Point) -> tuple[SyncOp, ...]:
-        """The ops that belong to a round: none, one or two."""
+        """The ops that belong to a round: none, one or two.
+
+        Applied when the parameters are, so that buffers are shared state at the end of a round. With overlap this drops
+        what the steps in between added to the statistics, and counters lag by as many.
+        """
         tracks = [MEAN] * bool(self._averaged) + [COPY] * bool(self._copied)
         return tuple(SyncOp(track, launch, apply, point) for track in tracks)
 

@@ -134,6 +134,8 @@ class Coordinator:
         mine = join.config | {"optimizer.moments": ",".join(join.moments)}
         if not self._agreed:
             self._agreed = mine
+            for remark in join.remarks:
+                self.notice(remark)
             plan = self.plan
             self._schedule = strategies.schedule(plan.strategy, join.moments, plan.run.seed, plan.total)
         differing = {k: (v, self._agreed.get(k)) for k, v in mine.items() if v != self._agreed.get(k)}

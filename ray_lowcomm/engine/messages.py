@@ -23,6 +23,7 @@ class Join:
     config: dict[str, str]
     moments: tuple[str, ...] = ()
     endpoint: Any = None  # what the transport needs to reach this replica; opaque to the driver
+    remarks: tuple[str, ...] = ()  # what the user should know about this model with this strategy
     steps_lost: int = 0  # inner steps executed since the last commit and given up by this join
     reason: str = ""
 
@@ -75,7 +76,7 @@ class Arrival:
     sizes: tuple[PayloadSize, ...]
     digest: str | None
     positions: dict[int, int]
-    residual_norm: float = 0.0
+    residual_norm: float | None = 0.0
     problem: str = ""
 
 

@@ -278,6 +278,7 @@ class Replica:
             config=self._agreed_settings,
             moments=self._moments,
             endpoint=self._host.transport.endpoint,
+            remarks=self._parties.strategy.remarks(),
             steps_lost=self._work.steps,
             reason=reason,
         )

@@ -16,6 +16,7 @@ from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.buffers import TRACKS as BUFFER_TRACKS
 from ray_lowcomm.engine.buffers import BufferSync
+from ray_lowcomm.engine.totals import root_of_squares
 from ray_lowcomm.engine.transport import Channel, Transport, bytes_moved
 from ray_lowcomm.strategies.contract import Strategy
 
@@ -151,7 +152,7 @@ class Round:
             sizes=tuple(m.PayloadSize(op.id, p.payload.combine, p.payload.nbytes) for op, p in self._open),
             digest=strategy.digest() if strategy.consistent else None,
             positions=positions,
-            residual_norm=sum(proposal.residual_norm**2 for _, proposal in self._open) ** 0.5,
+            residual_norm=root_of_squares([proposal.residual_norm for _, proposal in self._open]),
             problem=problem,
         )
 

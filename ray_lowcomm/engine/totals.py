@@ -91,7 +91,8 @@ def round_record(
     round.
     """
     tokens = sum(a.tokens or a.steps for a in arrivals)
-    spread = (sum(a.residual_norm**2 for a in arrivals) / len(arrivals)) ** 0.5
+    distance = root_of_squares([a.residual_norm for a in arrivals])
+    spread = None if distance is None else distance / len(arrivals) ** 0.5
     return {
         "round": position[0],
         "step": position[1],
@@ -111,3 +112,9 @@ def round_record(
 
 def _mean(values: list[float]) -> float:
     return round(sum(values) / len(values), 4) if values else 0.0
+
+
+def root_of_squares(norms: list[float | None]) -> float | None:
+    """L2 norm of several parts from theirs; None if one of them is not known."""
+    known = [norm for norm in norms if norm is not None]
+    return sum(norm**2 for norm in known) ** 0.5 if len(known) == len(norms) else None

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import ray
 
@@ -23,7 +24,11 @@ def connect(settings: FleetSettings) -> bool:
         return False
     address = settings.address or os.environ.get("RAY_ADDRESS")
     # what users print in their train function is theirs to see; what Ray Train says about itself is not
-    quiet = {"logging_level": "ERROR", "logging_config": ray.LoggingConfig(log_level="WARNING"), "log_to_driver": True}
+    quiet: dict[str, Any] = {
+        "logging_level": "ERROR",
+        "logging_config": ray.LoggingConfig(log_level="WARNING"),
+        "log_to_driver": True,
+    }
     try:
         if address and address != "local":
             ray.init(address=address, **quiet)
@@ -48,8 +53,8 @@ def check_room(settings: FleetSettings) -> None:
         if need > most + 1e-9:
             can = f"and may grow to {limits[name]:g}" if name in limits else "and no autoscaler that could add more"
             raise FleetError(
-                f"fleet.replicas = {settings.replicas}: {settings.replicas} x {each:g} {name} = {need:g} {name} needed, the "
-                f"cluster has {have.get(name, 0.0):g} {can}; use fewer replicas or a smaller "
+                f"fleet.replicas = {settings.replicas}: {settings.replicas} x {each:g} {name} = {need:g} {name} are "
+                f"needed, the cluster has {have.get(name, 0.0):g} {can}; use fewer replicas or a smaller "
                 f"fleet.resources_per_replica.{name}"
             )
     if not limits:
@@ -62,8 +67,8 @@ def _check_nodes(settings: FleetSettings) -> None:
     room = sum(_fits(node, settings.resources_per_replica) for node in nodes)
     if room < settings.replicas:
         raise FleetError(
-            f"fleet.replicas = {settings.replicas}: only {room} replicas of {dict(settings.resources_per_replica)} fit on "
-            f"the cluster's {len(nodes)} nodes, each of them whole on one node; use fewer or smaller replicas"
+            f"fleet.replicas = {settings.replicas}: only {room} replicas of {dict(settings.resources_per_replica)} fit "
+            f"on the cluster's {len(nodes)} nodes, each of them whole on one node; use fewer or smaller replicas"
         )
 
 

@@ -29,7 +29,7 @@ class Cohort:
                 num_workers=settings.replicas,
                 resources_per_worker=dict(fleet.resources_per_replica),
                 use_gpu=fleet.resources_per_replica.get("GPU", 0) > 0,
-                **({"label_selector": dict(settings.label_selector)} if settings.label_selector else {}),
+                label_selector=dict(settings.label_selector) or None,  # type: ignore[call-arg]  # Train v2 has it
             ),
             run_config=RunConfig(
                 name=f"{plan.run_id}-{plan.cohort}",

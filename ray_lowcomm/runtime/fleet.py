@@ -31,7 +31,7 @@ class RayFleet:
         check_room(plan.fleet)
         self._plan, self._spec, self._on_event = plan, spec, on_event
         self._id = f"{plan.run.name}-{uuid.uuid4().hex[:8]}"
-        self._driver = ray.remote(Driver).options(num_cpus=0, max_concurrency=1000).remote(plan)
+        self._driver: Any = ray.remote(Driver).options(num_cpus=0, max_concurrency=1000).remote(plan)
         self._cohorts: list[Cohort] = []
         self._seen = 0
         self.failure: str | None = None
@@ -46,7 +46,9 @@ class RayFleet:
                 self._report_ended_cohorts()
             return dict(ray.get(self._driver.summary.remote(), timeout=CALL_TIMEOUT_S))
         except (GetTimeoutError, RayError) as error:
-            raise FleetError(f"the driver of the run is gone ({type(error).__name__}): resume with --run.resume") from error
+            raise FleetError(
+                f"the driver of the run is gone ({type(error).__name__}): resume with --run.resume"
+            ) from error
         finally:
             self._end()
 

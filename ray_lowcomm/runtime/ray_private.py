@@ -1,4 +1,4 @@
-"""Every touch of Ray's private parts, in one place; a canary test runs them. Ray is pinned to a minor version for this."""
+"""Every touch of Ray's private parts, in one place. Ray is pinned to a minor version for this; tests/ray runs them."""
 
 import os
 from typing import Any
@@ -19,7 +19,7 @@ TRAIN_ENVIRONMENT = {
 }
 
 
-class CohortBackend(Backend):  # type: ignore[misc]  # Ray is untyped
+class CohortBackend(Backend):
     """Each worker is a replica group of its own: a dead one alone is started again, the others do not stop."""
 
     has_replica_groups = True
@@ -32,7 +32,7 @@ class CohortBackend(Backend):  # type: ignore[misc]  # Ray is untyped
         ray.get(backend_config.driver.register_controller.remote(backend_config.cohort, handle), timeout=60)
 
 
-class CohortConfig(BackendConfig):  # type: ignore[misc]
+class CohortConfig(BackendConfig):
     """Backend configuration of one cohort."""
 
     def __init__(self, driver: Any, cohort: int) -> None:
@@ -44,7 +44,7 @@ class CohortConfig(BackendConfig):  # type: ignore[misc]
         return CohortBackend
 
 
-class CohortTrainer(DataParallelTrainer):  # type: ignore[misc]
+class CohortTrainer(DataParallelTrainer):
     """Ray Train without the callbacks that harm here.
 
     PlacementGroupCleaner asks whatever API server the environment names: with none it stalls every stop by 12 s, with

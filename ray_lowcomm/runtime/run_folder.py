@@ -15,8 +15,8 @@ from ray_lowcomm.engine.storage import Storage
 class RunFolder:
     """Context in which this process owns ``<output_dir>/<name>``.
 
-    `restore` is the newest whole checkpoint to go on from (None: start anew) and `manifest` its manifest; `said` is what
-    the user should know about an older run of that name, which is moved aside, never overwritten.
+    `restore` is the newest whole checkpoint to go on from (None: start anew) and `manifest` its manifest; `said` is
+    what the user should know about an older run of that name, which is moved aside, never overwritten.
     """
 
     def __init__(self, run: RunSettings) -> None:

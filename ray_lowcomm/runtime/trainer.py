@@ -53,8 +53,9 @@ class Result:
 class TrainerOptions:
     """The rarer arguments of `LowCommTrainer`.
 
-    `tracking` are TrackingSettings or a mapping of their fields. `agreed` are further settings that must be the same on all replicas. `recorder` makes the recorder from the run's
-    folder and the round it starts from; by default files, progress and MLflow.
+    `tracking` are TrackingSettings or a mapping of their fields. `agreed` are further settings that must be the same on
+    all replicas. `recorder` makes the recorder from the run's folder and the round it starts from; by default files,
+    progress and MLflow.
     """
 
     faults: tuple[Fault, ...] = ()
@@ -247,10 +248,13 @@ def _section(name: str, kind: type[Section], given: Any) -> Section:
     if given is not None and not isinstance(given, Mapping):
         raise SettingError(name, given, f"must be a {kind.__name__} or a mapping of its fields")
     allowed = [f.name for f in fields(kind)]  # type: ignore[arg-type]  # all sections are dataclasses
-    for key in given or {}:
+    given = given or {}
+    for key in given:
         if key not in allowed:
-            raise SettingError(f"{name}.{key}", given[key], f"there is no such setting; {name} has {', '.join(allowed)}")
-    return kind(**(given or {}))
+            raise SettingError(
+                f"{name}.{key}", given[key], f"there is no such setting; {name} has {', '.join(allowed)}"
+            )
+    return kind(**given)
 
 
 __all__ = ["LowCommTrainer", "Recorder", "Result", "TrainerOptions"]

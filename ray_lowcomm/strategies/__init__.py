@@ -1,6 +1,7 @@
 """All algorithms by name, and the settings each understands."""
 
 from dataclasses import fields, replace
+from typing import Any
 
 from ray_lowcomm.core import optimizer_state
 from ray_lowcomm.core.errors import SettingError
@@ -44,8 +45,14 @@ def resolve(settings: StrategySettings) -> StrategySettings:
         if item.name != "name" and given is not None and item.name not in entry.defaults:
             used = ", ".join(entry.defaults) or "no field"
             raise SettingError(f"strategy.{item.name}", given, f"is not used by {settings.name}, which takes {used}")
-    filled = {name: value for name, value in entry.defaults.items() if getattr(settings, name) is None}
-    resolved = entry.derived(replace(settings, **filled))
+    missing = {name: value for name, value in entry.defaults.items() if getattr(settings, name) is None}
+    filled = replace(settings, **missing)
+    unused = entry.unused(filled)
+    for name, reason in unused.items():
+        if name not in missing:
+            raise SettingError(f"strategy.{name}", getattr(settings, name), reason)
+    nothing: dict[str, Any] = dict.fromkeys(unused)
+    resolved = replace(entry.derived(filled), **nothing)
     entry.check(resolved)
     return resolved
 

@@ -94,6 +94,10 @@ class Anchored(Generic[Open]):
         """The anchor: better than any replica and than their mean (Streaming DiLoCo, 2501.18512)."""
         return self.anchor.values
 
+    def remarks(self) -> tuple[str, ...]:
+        """Nothing to say."""
+        return ()
+
     def digest(self) -> str:
         """Hash of anchor and outer momentum."""
         return self.anchor.digest()

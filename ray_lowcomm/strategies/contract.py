@@ -64,6 +64,10 @@ class Strategy(Protocol):
         """The parameters to evaluate and to save, flat [n]; may be the strategy's own tensor: do not write to it."""
         ...
 
+    def remarks(self) -> tuple[str, ...]:
+        """What the user should know about this model with this strategy; said once."""
+        ...
+
     def digest(self) -> str:
         """Hash of the shared state, each track at its last commit."""
         ...
@@ -73,9 +77,10 @@ class Strategy(Protocol):
 class Algorithm:
     """An entry of the registry.
 
-    `defaults` are the fields of StrategySettings that it uses, with the values that stand for None. `check` raises
-    SettingError on combinations that make no sense. `due` and `final` (tracks to be synchronised at the end of a run)
-    depend on the settings and the optimizer's moments only, so that the driver computes them, too.
+    `defaults` are the fields of StrategySettings that it uses, with the values that stand for None. `unused` names
+    those that have no effect with the others as they are, and why; `derived` fills in what follows from others; `check`
+    raises SettingError on combinations that make no sense. `due` and `final` (tracks to be synchronised at the end of a
+    run) depend on the settings and the optimizer's moments only, so that the driver computes them, too.
     """
 
     defaults: Mapping[str, Any]
@@ -83,4 +88,5 @@ class Algorithm:
     build: Callable[[StrategySettings, Tracks], Strategy]
     final: tuple[str, ...] = ("params",)
     derived: Callable[[StrategySettings], StrategySettings] = field(default=lambda settings: settings)
+    unused: Callable[[StrategySettings], Mapping[str, str]] = field(default=lambda settings: {})
     check: Callable[[StrategySettings], None] = field(default=lambda settings: None)

@@ -118,12 +118,19 @@ def _build(settings: StrategySettings, tracks: Tracks) -> Strategy:
     return (ResidualInBuffer if settings.residual == "buffer" else ResidualInModel)(anchor, codec, settings)
 
 
+def _unused(settings: StrategySettings) -> dict[str, str]:
+    if settings.variant != "paper":
+        return {}
+    own = ("residual", "residual_decay", "reduce", "outer_optimizer", "overlap_steps")
+    return dict.fromkeys(own, "is not used by strategy.variant: paper")
+
+
 def _derived(settings: StrategySettings) -> StrategySettings:
     paper = settings.variant == "paper"
     topk = settings.topk or (32 if paper else min(64, (settings.chunk_size or 64) ** 2))
     momentum = settings.outer_momentum if settings.outer_momentum is not None else (0.9 if paper else 0.7)
     decay = settings.residual_decay
-    if decay is None and not paper:  # the paper's form decays by its momentum
+    if decay is None:
         decay = 0.95 if settings.residual == "buffer" else 1.0
     return replace(settings, topk=topk, outer_momentum=momentum, residual_decay=decay)
 
@@ -131,10 +138,8 @@ def _derived(settings: StrategySettings) -> StrategySettings:
 def _check(settings: StrategySettings) -> None:
     kept_per_chunk(settings.topk or 64, settings.chunk_size or 64)
     check_value_bits(settings.value_bits or 32)
-    if settings.overlap_steps and (settings.residual == "buffer" or settings.variant == "paper"):
-        raise SettingError(
-            "strategy.overlap_steps", settings.overlap_steps, "needs residual: model and variant: consistent"
-        )
+    if settings.overlap_steps and settings.residual == "buffer":
+        raise SettingError("strategy.overlap_steps", settings.overlap_steps, "needs strategy.residual: model")
     if settings.overlap_steps and settings.overlap_steps >= (settings.inner_steps or 1):
         limit = f"must be less than strategy.inner_steps = {settings.inner_steps}"
         raise SettingError("strategy.overlap_steps", settings.overlap_steps, limit)
@@ -158,5 +163,6 @@ DCT_MOMENTUM = Algorithm(
     due=_due,
     build=_build,
     derived=_derived,
+    unused=_unused,
     check=_check,
 )

@@ -42,7 +42,7 @@ class DctPaper(Gathered[tuple[Tensor, Tensor]]):
         delta = self.anchor.pseudo_gradient()
         message, sent = self.codec.encode(delta.add(self.momentum, alpha=self.beta))
         self._open[op.id] = (delta, sent)
-        return Proposal(op.id, Payload("gather", message))
+        return Proposal(op.id, Payload("gather", message), residual_norm=None)
 
     def apply(self, proposal: str, received: Received) -> None:
         """Steps 5 to 8 of B2."""

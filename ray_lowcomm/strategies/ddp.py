@@ -56,6 +56,10 @@ class DDP:
         """The parameters, flat [n]."""
         return self.tracks.read(PARAMS)
 
+    def remarks(self) -> tuple[str, ...]:
+        """Nothing to say."""
+        return ()
+
     def digest(self) -> str:
         """Hash of the parameters."""
         return digest_tensors([self.tracks.read(PARAMS)])

@@ -24,10 +24,20 @@ def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due
     return at_random(periods, seed) if settings.periods == "random" else every(periods)
 
 
+def _unused(settings: StrategySettings) -> dict[str, str]:
+    unused: dict[str, str] = {}
+    if settings.outer_optimizer == "none":
+        unused |= dict.fromkeys(("outer_lr", "outer_momentum"), "needs strategy.outer_optimizer: sgd or nesterov")
+    if settings.param_period is not None:
+        unused["inner_steps"] = "is the same as strategy.param_period: give one of the two"
+    return unused
+
+
 def _derived(settings: StrategySettings) -> StrategySettings:
     period = settings.param_period or settings.inner_steps or 1
     return replace(
         settings,
+        inner_steps=None,
         param_period=period,
         exp_avg_period=settings.exp_avg_period or 3 * period,
         exp_avg_sq_period=settings.exp_avg_sq_period or 6 * period,
@@ -53,4 +63,5 @@ DESLOC = Algorithm(
     due=_due,
     build=_build,
     derived=_derived,
+    unused=_unused,
 )

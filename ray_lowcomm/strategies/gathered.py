@@ -29,6 +29,16 @@ class Gathered(Anchored[Open], Generic[Open]):
         super().discard(proposal)
         self._means.pop(proposal, None)
 
+    def remarks(self) -> tuple[str, ...]:
+        """Chunks that are sent whole."""
+        groups = self.codec.dense_groups
+        if not groups:
+            return ()
+        elements = sum(group.count * group.elements for group in groups)
+        shapes = ", ".join("x".join(map(str, group.shape)) for group in groups[:5]) + (", …" if groups[5:] else "")
+        whole = f"{elements:,} of {self.codec.plan.layout.numel:,} parameters are sent whole, in chunks of {shapes}"
+        return (f"{whole}: indices and values would be larger",)
+
     def mean(self, proposal: str, received: Received) -> Tensor:
         """The decoded weighted mean of what was received, flat [n]."""
         checked = self._means.pop(proposal, None)

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import logging
+import math
 import platform
 import re
 import socket
@@ -149,7 +150,7 @@ class MlflowRun:
         return [
             self._entities.Metric(name, float(value), when, step)
             for name, value in numbers.items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         ]
 
 

@@ -1,8 +1,8 @@
 """The collective backend LOWCOMM for `ray.util.collective`: stand-alone process groups with deadlines.
 
-Ray's own GLOO backend is torch.distributed's world in disguise: its timeout bounds only the rendezvous, and survivors of
-a death cannot form a new group. Here each group is a ProcessGroupGloo (or ProcessGroupNCCL) of its own over the TCP store
-of its rank 0, so any membership can form a group beside others, with a timeout on every operation.
+Ray's own GLOO backend is torch.distributed's world in disguise: its timeout bounds only the rendezvous, and survivors
+of a death cannot form a new group. Here each group is a ProcessGroupGloo (or ProcessGroupNCCL) of its own over the TCP
+store of its rank 0, so any membership can form a group beside others, with a timeout on every operation.
 """
 
 import threading
@@ -26,7 +26,7 @@ from ray_lowcomm.engine.combine import weighted_sum
 BACKEND = "LOWCOMM"
 POLL_S = 0.02
 ASK_S = 0.5
-_REDUCE = {
+_REDUCE: dict[Any, Any] = {
     types.ReduceOp.SUM: dist.ReduceOp.SUM,
     types.ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
     types.ReduceOp.MIN: dist.ReduceOp.MIN,
@@ -62,7 +62,7 @@ class Pending:
             return self._result()
 
 
-class LowCommGroup(BaseGroup):  # type: ignore[misc]  # Ray is untyped
+class LowCommGroup(BaseGroup):
     """A group of W members. Every operation has a timeout; after any error the group is destroyed at once.
 
     The last point matters: a member that is not a neighbour of a dead one fails only at the timeout, unless those that
@@ -88,7 +88,7 @@ class LowCommGroup(BaseGroup):  # type: ignore[misc]  # Ray is untyped
 
     @classmethod
     def check_backend_availability(cls) -> bool:
-        """gloo comes with every build of torch."""
+        """Gloo comes with every build of torch."""
         return bool(dist.is_gloo_available())
 
     def destroy_group(self) -> None:
@@ -218,7 +218,8 @@ class _DestroyedOnError:
             return
         self._group.destroy_group()
         if isinstance(error, Exception) and not isinstance(error, ExchangeError):
-            raise ExchangeError(f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}") from error
+            reason = str(error).splitlines()[0][:300] if str(error) else ""
+            raise ExchangeError(f"{type(error).__name__}: {reason}") from error
 
 
 def _op_of(options: Any) -> Any:
@@ -229,7 +230,7 @@ def _form(world: int, rank: int, name: str, meeting: Rendezvous) -> Any:
     """The process group, once all members have said in the store that they are there."""
     deadline = time.monotonic() + meeting.timeout_s
     store = dist.PrefixStore(name, meeting.store)
-    store.set(f"ready/{rank}", b"1")
+    store.set(f"ready/{rank}", "1")
     keys = [f"ready/{r}" for r in range(world)]
     asked = time.monotonic()
     while not store.check(keys):
@@ -246,10 +247,11 @@ def _form(world: int, rank: int, name: str, meeting: Rendezvous) -> Any:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
         return dist.ProcessGroupNCCL(store, rank, world, options)
-    gloo = dist.ProcessGroupGloo._Options()
+    gloo_class: Any = dist.ProcessGroupGloo  # its options are private, and there is no other way to set a timeout
+    gloo = gloo_class._Options()
     gloo._timeout, gloo._threads = timeout, 2
-    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=meeting.host, lazy_init=False)]
-    return dist.ProcessGroupGloo(store, rank, world, gloo)
+    gloo._devices = [gloo_class.create_device(hostname=meeting.host, lazy_init=False)]
+    return gloo_class(store, rank, world, gloo)
 
 
 _registering = threading.Lock()
@@ -267,7 +269,8 @@ def open_group(name: str, world: int, rank: int, meeting: Rendezvous) -> LowComm
         if not _global_registry.is_registered(BACKEND):
             register_collective_backend(BACKEND, LowCommGroup)
     LowCommGroup.rendezvous[name] = meeting
-    collective.init_collective_group(world, rank, BACKEND, name)
+    backend: Any = BACKEND  # Ray's annotation knows only its own backends
+    collective.init_collective_group(world, rank, backend, name)
     group: LowCommGroup = collective.get_group_handle(name)
     return group
 

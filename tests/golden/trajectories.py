@@ -84,6 +84,7 @@ def trajectory(case_id: str) -> dict[str, Any]:
     for record in outcome.records:
         at = seen[record["step"]]
         kept = {key: record[key] for key in ("round", "step", "loss", "bytes_up", "bytes_down", "spread")}
+        kept["spread"] = kept["spread"] or 0.0  # None: there are no shared parameters
         rounds.append(kept | {"shared": at[0][0], "own": [at[i][1] for i in range(REPLICAS)]})
     return {"case": case_id, "replicas": REPLICAS, "rounds": rounds}
 
