@@ -176,6 +176,10 @@ class Book:
         self.events.append(Event("manifest", (folder, manifest)))
         return folder, manifest
 
+    def waits_for_checkpoint(self, number: int) -> bool:
+        """Whether the checkpoint of round `number` was begun and is not whole."""
+        return number in self._checkpoints
+
     def give_up_checkpoints(self, before: int) -> None:
         """Parts of checkpoints older than round `before` will not come any more."""
         for number in [n for n in self._checkpoints if n < before]:

@@ -475,6 +475,10 @@ class Coordinator:
             self.book.flush(None)
             for member in self._in(MemberState.JOINING):
                 self._leave(member, "the run has ended")
+            if self.book.waits_for_checkpoint(self.round):
+                # the model is exported before the last checkpoint's parts are written
+                self.fail("a replica died before the final model and checkpoint were whole: go on with --run.resume")
+                return
             self.ended = True
             self.events.append(Event("ended"))
 

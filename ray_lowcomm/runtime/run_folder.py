@@ -2,21 +2,20 @@
 
 import datetime
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ray_lowcomm.core.errors import CheckpointError, FleetError
+from ray_lowcomm.core.errors import FleetError
 from ray_lowcomm.core.settings import RunSettings
-from ray_lowcomm.engine.checkpoint import FOLDER, read_manifest, whole_checkpoints
+from ray_lowcomm.engine.checkpoint import Found, find_newest, whole_checkpoints
 from ray_lowcomm.engine.storage import Storage
 
 
 class RunFolder:
     """Context in which this process owns ``<output_dir>/<name>``.
 
-    `restore` is the newest whole checkpoint to go on from (None: start anew) and `manifest` its manifest; `said` is
-    what the user should know about an older run of that name, which is moved aside, never overwritten.
+    `newest` is the whole checkpoint to go on from (None: start anew); `said` is what the user should know: an older run
+    of that name is moved aside, never overwritten, and torn checkpoints are passed over.
     """
 
     def __init__(self, run: RunSettings) -> None:
@@ -25,8 +24,7 @@ class RunFolder:
         self.path = f"{root}/{run.name}"
         self._resume = run.resume
         self._lock = None if self._remote else FileLock(f"{root}/.{run.name}.lock")
-        self.restore: str | None = None
-        self.manifest: dict[str, Any] | None = None
+        self.newest: Found | None = None
         self.said = ""
 
     def __enter__(self) -> "RunFolder":
@@ -58,13 +56,10 @@ class RunFolder:
 
     def _look(self) -> None:
         storage = Storage(self.path)
-        whole = whole_checkpoints(storage)
         if self._resume:
-            if not whole:
-                raise CheckpointError(f"run.resume: {self.path} has no whole checkpoint to go on from")
-            self.restore = f"{self.path}/{FOLDER}/{whole[-1]}"
-            self.manifest = read_manifest(storage, f"{FOLDER}/{whole[-1]}")
-        elif self._remote and whole:
+            self.newest = find_newest(storage)
+            self.said = "; ".join(f"passed over: {text}" for text in self.newest.skipped)
+        elif self._remote and whole_checkpoints(storage):
             raise FleetError(f"{self.path} holds an older run: choose another run.name, or go on with --run.resume")
         elif not self._remote and Path(self.path).exists():
             stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S-%f")

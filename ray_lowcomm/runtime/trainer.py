@@ -17,6 +17,7 @@ from ray_lowcomm.core.settings import (
     TrackingSettings,
 )
 from ray_lowcomm.engine.book import Event, RunPlan
+from ray_lowcomm.engine.checkpoint import resumed
 from ray_lowcomm.engine.member import TrainLoop, describe
 from ray_lowcomm.engine.replica import RunSpec
 from ray_lowcomm.runtime.run_folder import RunFolder
@@ -110,16 +111,14 @@ class LowCommTrainer:
             FleetError: the run failed; the text names the replica and the reason. What was written stays.
         """
         with RunFolder(self.run) as folder:
-            if folder.manifest is not None and folder.manifest["step"] >= self.steps:
-                steps = folder.manifest["step"]
-                raise FleetError(f"{folder.path} is complete at step {steps}: raise inner.steps to train on")
+            plan = self._plan(folder)
             recorder = self._recorder(folder)
             recorder.on_start(self._info(folder))
             if folder.said:
                 recorder.on_notice(folder.said)
             attempt = _Attempt(recorder, folder.path, self.checkpoint.keep)
             try:
-                summary = self._run(attempt, folder)
+                summary = self._run(attempt, plan)
             except BaseException as error:
                 status = "failed" if isinstance(error, Exception) else "stopped"
                 recorder.on_end(self._head() | {"status": status, "error": describe(error)} | attempt.summary)
@@ -130,8 +129,8 @@ class LowCommTrainer:
                 raise FleetError(attempt.failure + attempt.hint)
             return Result(dict(final), folder.path)
 
-    def _run(self, attempt: "_Attempt", folder: RunFolder) -> dict[str, Any]:
-        plan, spec = self._plan(folder), self._spec(folder.path)
+    def _run(self, attempt: "_Attempt", plan: RunPlan) -> dict[str, Any]:
+        spec = self._spec(plan.directory)
         if self.fleet.transport == "local":
             from ray_lowcomm.transport.local import LocalFleet
 
@@ -153,7 +152,7 @@ class LowCommTrainer:
                 ray.shutdown()
 
     def _recorder(self, folder: RunFolder) -> Recorder:
-        start = folder.manifest["round"] if folder.manifest else 0
+        start = folder.newest.manifest["round"] if folder.newest else 0
         if self.options.recorder is not None:
             made: Recorder = self.options.recorder(folder.path, start)
             return made
@@ -177,21 +176,26 @@ class LowCommTrainer:
 
     def _info(self, folder: RunFolder) -> dict[str, Any]:
         info = {"replicas": self.fleet.replicas, "steps": self.steps, "transport": self.fleet.transport}
-        if folder.manifest is not None:
-            info |= {"resumed from round": folder.manifest["round"], "step": folder.manifest["step"]}
+        if folder.newest is not None:
+            manifest = folder.newest.manifest
+            info |= {"resumed from round": manifest["round"], "step": manifest["step"]}
         return info
 
     def _plan(self, folder: RunFolder) -> RunPlan:
-        return RunPlan(
+        plan = RunPlan(
             run=self.run,
             checkpoint=self.checkpoint,
             strategy=self.strategy,
             fleet=self.fleet,
             total=self.steps,
             directory=folder.path,
-            restore=folder.restore,
-            restored=folder.manifest,
         )
+        if folder.newest is None:
+            return plan
+        done = folder.newest.manifest["step"]
+        if done >= self.steps:
+            raise FleetError(f"{folder.path} is complete at step {done}: raise inner.steps to train on")
+        return resumed(plan, folder.newest)
 
     def _spec(self, directory: str) -> RunSpec:
         options = self.options

@@ -54,7 +54,7 @@ class MlflowLog:
         self,
         store: Store,
         say: Callable[[str], None],
-        wait_s: float = 10.0,
+        wait_s: float = 60.0,
         silent_s: float = 60.0,
         open_run: Callable[[Store], MlflowRun] = MlflowRun,
     ) -> None:

@@ -5,15 +5,16 @@ others. The order is fixed and each thread has random state of its own, so a run
 virtual: it moves only when everybody waits.
 """
 
-import random
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ray_lowcomm.core import randomness
 from ray_lowcomm.core.errors import ExchangeError, FleetError
 from ray_lowcomm.core.payload import Payload
 from ray_lowcomm.engine import messages as m
@@ -24,6 +25,8 @@ from ray_lowcomm.engine.member import TrainLoop, run_member
 from ray_lowcomm.engine.replica import Host, RunSpec
 
 MAX_IDLE_TICKS = 100_000
+_GENERATORS = threading.Lock()
+_INSIDE = threading.local()  # in a replica's thread, whose fleet holds _GENERATORS: a train function may run a fleet
 
 
 class SimulatedDeath(BaseException):
@@ -41,7 +44,7 @@ class _Member:
     baton: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     ready: Callable[[], bool] = field(default=lambda: True)
     answers: list[m.Answer] = field(default_factory=list)
-    random: tuple[Any, Tensor] | None = None
+    random: randomness.Snapshot | None = None
     died: bool = False
     done: bool = False
     error: BaseException | None = None
@@ -63,7 +66,7 @@ class LocalFleet:
 
     def run(self, train: TrainLoop) -> None:
         """Run all replicas to the end of the run, or to its failure (see `coordinator.failure`)."""
-        outside = (random.getstate(), torch.get_rng_state(), torch.get_num_threads())
+        threads = torch.get_num_threads()
         try:
             for index in range(self._spec.fleet.replicas):
                 self._start(index, train)
@@ -71,9 +74,7 @@ class LocalFleet:
                 self._turn(train)
         finally:
             self._end_threads()
-            random.setstate(outside[0])
-            torch.set_rng_state(outside[1])
-            torch.set_num_threads(outside[2])
+            torch.set_num_threads(threads)
 
     # ---- scheduling -----------------------------------------------------------------------------------------------
 
@@ -84,6 +85,7 @@ class LocalFleet:
 
     def _body(self, index: int, train: TrainLoop) -> None:
         me = self._members[index]
+        _INSIDE.a_fleet = True
         me.baton.acquire()
         link = LocalLink(self, index)
         host = Host(index, link, link, die=link.die, sleep=link.sleep)
@@ -113,12 +115,15 @@ class LocalFleet:
             self._let_time_pass()
 
     def _resume(self, member: _Member) -> None:
-        if member.random is not None:
-            random.setstate(member.random[0])
-            torch.set_rng_state(member.random[1])
-        member.baton.release()
-        self._back.acquire()
-        member.random = (random.getstate(), torch.get_rng_state())
+        # generators belong to the process: another fleet in another thread must wait its turn
+        with nullcontext() if getattr(_INSIDE, "a_fleet", False) else _GENERATORS:
+            outside = randomness.snapshot()
+            if member.random is not None:
+                randomness.put_back(member.random)
+            member.baton.release()
+            self._back.acquire()
+            member.random = randomness.snapshot()
+            randomness.put_back(outside)
 
     def _look_after(self, member: _Member, train: TrainLoop) -> None:
         if member.error is not None:

@@ -79,6 +79,11 @@ class Desk:
             self.coordinator.tick(self.now)
             self.collect()
 
+    def save(self, *indices):
+        """These have written their parts of the checkpoint of the last committed round."""
+        for index in indices:
+            self.send(m.Saved(index, self.coordinator.round, {}))
+
     # ---- sequences ------------------------------------------------------------------------------------------------
 
     def begin(self):

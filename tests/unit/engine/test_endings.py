@@ -10,12 +10,25 @@ def test_the_run_ends_when_all_have_finished():
     desk.begin()
     for _ in range(ROUNDS):
         desk.run_round()
+    desk.save(0, 1)
     desk.send(m.Finished(0, "final"))
     assert not desk.said("ended")
     desk.send(m.Finished(1, "final"))
     assert len(desk.said("ended")) == 1
     assert desk.summary["state_digests"] == {"0": "final", "1": "final"}
     assert desk.summary["rounds"] == ROUNDS
+
+
+def test_a_death_before_the_last_checkpoint_is_whole_fails_the_run():
+    desk = Desk(2)
+    desk.begin()
+    for _ in range(ROUNDS):
+        desk.run_round()
+    desk.save(0)
+    desk.send(m.Finished(0, "final"))
+    desk.lose(1)
+    assert not desk.said("ended")
+    assert "--run.resume" in desk.failure
 
 
 def test_a_train_function_that_returns_early_leaves_the_others_in_peace():
