@@ -7,6 +7,7 @@ from typing import Any
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.membership import Exchange, Member
 from ray_lowcomm.engine.totals import Totals, round_record
 
 PARAMETER_TRACKS = ("params", "grads")  # what `dense_bytes` counts
@@ -98,6 +99,15 @@ class Book:
             setattr(self.totals, kind, getattr(self.totals, kind) + record[kind])
         self._moved = {}
         return record
+
+    def count_lost(self, member: Member, exchange: Exchange | None) -> None:
+        """Count a member that is lost. Steps of a killed replica are unknown: those that it was told to take count."""
+        self.totals.members_lost += 1
+        member.counted = member.arrival.steps if member.arrival else member.planned
+        if member.vote is not None and member.vote.ok and exchange is not None:
+            exchange.owed += member.counted  # lost only if the exchange fails
+        else:
+            self.totals.lost_inner_steps += member.counted
 
     def count_dense(self, launched: Sequence[SyncOp], dense_bytes: int) -> None:
         """Count what a dense synchronisation would have sent."""

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ray_lowcomm import strategies
-from ray_lowcomm.core.schedule import Schedule
+from ray_lowcomm.engine import answers
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.agreement import Agreement
 from ray_lowcomm.engine.book import Book, Event, Position, RunPlan
 from ray_lowcomm.engine.deadlines import Deadlines
 from ray_lowcomm.engine.membership import (
@@ -22,7 +22,6 @@ from ray_lowcomm.engine.membership import (
     listed,
     minority,
     paced,
-    weights_of,
 )
 
 PRESENT = (*LIVE, MemberState.JOINING)
@@ -41,8 +40,7 @@ class Coordinator:
         self.failure: str | None = None
         self.where = self.book.take_manifest(plan.restored) if plan.restored else Position()
         self._deadlines = Deadlines(plan.fleet, begun=now, said=now, quiet=now)
-        self._schedule: Schedule | None = None
-        self._agreed: dict[str, str] = {}
+        self._agreement = Agreement(plan)
         self._group: tuple[int, ...] = ()  # members of the generation whose collective group is known to work
         self._retries = 0
         self._failures: dict[int, int] = {}
@@ -131,17 +129,12 @@ class Coordinator:
             self._begin_again()
 
     def _agree(self, join: m.Join) -> bool:
-        mine = join.config | {"optimizer.moments": ",".join(join.moments)}
-        if not self._agreed:
-            self._agreed = mine
+        if not self._agreement.settings:
             for remark in join.remarks:
                 self.notice(remark)
-            plan = self.plan
-            self._schedule = strategies.schedule(plan.strategy, join.moments, plan.run.seed, plan.total)
-        differing = {k: (v, self._agreed.get(k)) for k, v in mine.items() if v != self._agreed.get(k)}
+        differing = self._agreement.differences(join)
         if differing:
-            text = "; ".join(f"{k} is {v!r} there and {other!r} elsewhere" for k, (v, other) in differing.items())
-            self.fail(f"replica {join.member} was started with other settings than the rest: {text}")
+            self.fail(f"replica {join.member} was started with other settings than the rest: {differing}")
         return not differing
 
     def _begin(self, members: list[Member]) -> None:
@@ -173,20 +166,8 @@ class Coordinator:
     def _welcome(self, member: Member, state: Any = None, serve: tuple[int, ...] = (), evaluate: bool = False) -> None:
         member.state, member.arrival, member.vote, member.donor = MemberState.TRAINING, None, None, None
         member.planned = self._steps_to_next()
-        welcome = m.Welcome(
-            incarnation=member.incarnation,
-            round=self.round,
-            step=self.where.step,
-            inner_steps=member.planned,
-            positions=dict(self.book.data_positions),
-            state=state,
-            restore=self.plan.restore if state is None else None,
-            history=self.where.history,
-            serve=serve,
-            evaluate=evaluate,
-            fired=tuple(sorted(self.book.fired)),
-        )
-        self._answer(member.index, welcome)
+        answer = answers.welcome(member, self.where, self.plan, self.book, state)
+        self._answer(member.index, replace(answer, serve=serve, evaluate=evaluate))
 
     def _offer(self, offer: m.Offer) -> None:
         self._answer(offer.member, m.Noted())
@@ -246,23 +227,15 @@ class Coordinator:
     def _send_plan(self, indices: list[int]) -> None:
         members = tuple(sorted(indices))
         arrivals = [self._arrival(i) for i in members]
-        ops = [[(s.op, s.combine) for s in a.sizes] for a in arrivals]
-        if any(o != ops[0] for o in ops):
-            came = dict(zip(members, ops, strict=True))
-            self.fail(f"round {self.round + 1}: replicas came with different messages: {came}")
+        different = answers.different_messages(arrivals)
+        if different:
+            self.fail(f"round {self.round + 1}: replicas came with different messages: {different}")
             return
         if members != self._group:
             self.where.generation += 1
         self.exchange = Exchange(self.where.generation, members, tuple(arrivals), self.now)
-        plan = m.Plan(
-            generation=self.where.generation,
-            round=self.round,
-            members=members,
-            weights=weights_of(arrivals),
-            sizes={op: tuple(a.sizes[k].nbytes for a in arrivals) for k, (op, _) in enumerate(ops[0])},
-            deadline_s=self.plan.fleet.deadline_s,
-            rendezvous=self.members[members[0]].endpoint,
-        )
+        rendezvous = self.members[members[0]].endpoint
+        plan = answers.exchange_plan(self.exchange, self.where, self.plan.fleet.deadline_s, rendezvous)
         for index in members:
             self.members[index].state, self.members[index].vote = MemberState.EXCHANGING, None
             self._answer(index, plan)
@@ -310,13 +283,12 @@ class Coordinator:
 
     def _commit(self, exchange: Exchange, alive: list[Member], votes: list[m.Vote]) -> None:
         arrivals = list(exchange.arrivals)
-        launch = self._schedule_now().next_step(self.where.step) or self.plan.total
-        launched = self._schedule_now().ops(launch)
+        launch, launched = self._agreement.next_launch(self.where.step)
         self.where.round += 1
         self.where.step, self.where.history = max((op.apply for op in launched), default=launch), votes[0].digest
         self._group = exchange.members if len(alive) == len(exchange.members) else ()
         record = self.book.commit(self.where, launch, arrivals, votes, self._retries)
-        self.book.count_dense(launched, int(self._agreed["model.dense_bytes"]))
+        self.book.count_dense(launched, self._agreement.dense_bytes)
         self.book.give_up_checkpoints(before=self.round)
         for arrival in arrivals:
             self._failures[arrival.member] = 0
@@ -369,7 +341,7 @@ class Coordinator:
     def _saved(self, saved: m.Saved) -> None:
         self._answer(saved.member, m.Noted())
         if self.book.saved(saved) and saved.round == self.round:
-            folder, manifest = self.book.close_checkpoint(self.where, self._agreed, self.now)
+            folder, manifest = self.book.close_checkpoint(self.where, self._agreement.settings, self.now)
             self.plan = replace(self.plan, restore=f"{self.plan.directory}/{folder}", restored=manifest)
 
     def _fired(self, fired: m.Fired) -> None:
@@ -424,26 +396,17 @@ class Coordinator:
         self.book.notice(text)
 
     def _count_lost(self, member: Member, why: str, alive: bool = False) -> None:
-        """Steps of a killed replica are unknown, so those that it was told to take are counted as lost. One that is
-        `alive` only begins anew, and says itself what it gives up."""
-        if not self._finishing:
-            if member.state in LIVE and not alive:
-                self.book.totals.members_lost += 1
-                self._count_steps(member)
-            self._failures[member.index] = self._failures.get(member.index, 0) + 1
-            what = "begins anew" if alive else "is lost"
-            self.notice(f"round {self.round + 1}: replica {member.index} {what} ({why}) while {member.state.value}")
-        member.state = MemberState.OUT
-        failures = self._failures.get(member.index, 0)
+        """One that is `alive` only begins anew, and says itself what it gives up."""
+        state, member.state = member.state, MemberState.OUT
+        if self._finishing:
+            return
+        if state in LIVE and not alive:
+            self.book.count_lost(member, self.exchange)
+        failures = self._failures[member.index] = self._failures.get(member.index, 0) + 1
+        what = "begins anew" if alive else "is lost"
+        self.notice(f"round {self.round + 1}: replica {member.index} {what} ({why}) while {state.value}")
         if failures > self.plan.fleet.max_failures:
             self.fail(f"replica {member.index} died {failures} times without a round in between: {why}")
-
-    def _count_steps(self, member: Member) -> None:
-        member.counted = member.arrival.steps if member.arrival else member.planned
-        if member.vote is not None and member.vote.ok and self.exchange is not None:
-            self.exchange.owed += member.counted
-        else:
-            self.book.totals.lost_inner_steps += member.counted
 
     def _after_loss(self, member: Member) -> None:
         """What may go on now that nobody waits for this member any more."""
@@ -495,10 +458,5 @@ class Coordinator:
     def _answer(self, index: int, answer: m.Answer) -> None:
         self.outbox.append((index, answer))
 
-    def _schedule_now(self) -> Schedule:
-        assert self._schedule is not None
-        return self._schedule
-
     def _steps_to_next(self) -> int:
-        following = self._schedule_now().next_step(self.where.step)
-        return 0 if following is None else following - self.where.step
+        return self._agreement.steps_to_next(self.where.step)

@@ -147,7 +147,7 @@ def _check(settings: StrategySettings) -> None:
 
 DCT_MOMENTUM = Algorithm(
     defaults={
-        "inner_steps": 32,
+        "inner_steps": 16,
         "topk": None,
         "chunk_size": 64,
         "residual": "model",

@@ -1,0 +1,43 @@
+"""What all replicas of a run must have alike, and the schedule that follows from it."""
+
+from ray_lowcomm import strategies
+from ray_lowcomm.core.schedule import Schedule, SyncOp
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.book import RunPlan
+
+
+class Agreement:
+    """The settings of the first replica that joins; all others must have the same."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        self._plan = plan
+        self._schedule: Schedule | None = None
+        self.settings: dict[str, str] = {}
+
+    def differences(self, join: m.Join) -> str:
+        """What differs in a joining replica, field by field; '' if nothing does."""
+        mine = join.config | {"optimizer.moments": ",".join(join.moments)}
+        if self._schedule is None:
+            plan, self.settings = self._plan, mine
+            self._schedule = strategies.schedule(plan.strategy, join.moments, plan.run.seed, plan.total)
+        differing = {k: (v, self.settings.get(k)) for k, v in mine.items() if v != self.settings.get(k)}
+        return "; ".join(f"{k} is {v!r} there and {other!r} elsewhere" for k, (v, other) in differing.items())
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of a dense message of all trainable parameters."""
+        return int(self.settings["model.dense_bytes"])
+
+    def next_launch(self, step: int) -> tuple[int, tuple[SyncOp, ...]]:
+        """(nominal step, ops) of the round that follows `step`."""
+        launch = self._known().next_step(step) or self._plan.total
+        return launch, self._known().ops(launch)
+
+    def steps_to_next(self, step: int) -> int:
+        """Nominal inner steps from `step` to the next launch; 0 after the last."""
+        following = self._known().next_step(step)
+        return 0 if following is None else following - step
+
+    def _known(self) -> Schedule:
+        assert self._schedule is not None, "nobody has joined yet"
+        return self._schedule

@@ -1,0 +1,43 @@
+"""The coordinator's longer answers, put together from what it knows. No decisions."""
+
+from typing import Any
+
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.book import Book, Position, RunPlan
+from ray_lowcomm.engine.membership import Exchange, Member, weights_of
+
+
+def welcome(member: Member, where: Position, plan: RunPlan, book: Book, state: Any) -> m.Welcome:
+    """A member's start: from a peer's `state`, else from the plan's checkpoint, else with what it has."""
+    return m.Welcome(
+        incarnation=member.incarnation,
+        round=where.round,
+        step=where.step,
+        inner_steps=member.planned,
+        positions=dict(book.data_positions),
+        state=state,
+        restore=plan.restore if state is None else None,
+        history=where.history,
+        fired=tuple(sorted(book.fired)),
+    )
+
+
+def exchange_plan(exchange: Exchange, where: Position, deadline_s: float, rendezvous: Any) -> m.Plan:
+    """The plan that all members of an exchange get."""
+    arrivals = list(exchange.arrivals)
+    sizes = {s.op: tuple(a.sizes[k].nbytes for a in arrivals) for k, s in enumerate(arrivals[0].sizes)}
+    return m.Plan(
+        generation=exchange.generation,
+        round=where.round,
+        members=exchange.members,
+        weights=weights_of(arrivals),
+        sizes=sizes,
+        deadline_s=deadline_s,
+        rendezvous=rendezvous,
+    )
+
+
+def different_messages(arrivals: list[m.Arrival]) -> str:
+    """Who came with which messages, if not all with the same; else ''."""
+    came = {a.member: [(s.op, s.combine) for s in a.sizes] for a in arrivals}
+    return "" if all(ops == came[arrivals[0].member] for ops in came.values()) else str(came)
