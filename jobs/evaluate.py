@@ -30,6 +30,7 @@ def main(argv: Sequence[str]) -> None:
         )
     if (folder / "model").is_dir() and not (folder / "model.safetensors").exists():
         folder = folder / "model"
+    _check_kind(_config_of(folder))
     config = load_config(["--config", str(_config_of(folder)), *argv[1:]], TrainConfig)
     print(f"validation loss {evaluate(folder, config):.6f}")
 
@@ -68,6 +69,13 @@ def _load_checkpoint(model: nn.Module, folder: Path) -> None:
     with torch.no_grad():
         for name, tensor in wanted_all.items():
             tensor.copy_(state[name])
+
+
+def _check_kind(config: Path) -> None:
+    import yaml
+
+    if "model" not in (yaml.safe_load(config.read_text()) or {}):
+        raise CheckpointError(f"{config} is of a train function of your own: only its own code knows model and data")
 
 
 def _config_of(folder: Path) -> Path:

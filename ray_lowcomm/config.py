@@ -9,11 +9,11 @@ lists included, is replaced. A job with settings of its own subclasses `TrainCon
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ray_lowcomm.config_help import help_text, problem_lines
 from ray_lowcomm.config_sources import Source, merge, read_arguments, read_environment, read_yaml
@@ -82,6 +82,7 @@ class TrainConfig(LoopConfig):
 
 
 C = TypeVar("C", bound=TrainConfig)
+S = TypeVar("S")
 
 
 def load_config(
@@ -116,6 +117,33 @@ def _validated(given: list[Source], cls: type[C]) -> C:
     except SettingError as error:
         raise ConfigError(str(error)) from None
     return config
+
+
+def section(name: str, kind: type[S], given: object) -> S:
+    """A settings class from one of its kind, from a mapping of its fields, or (None) with its defaults; types checked.
+
+    Raises `SettingError` for the first thing that is wrong.
+    """
+    if given is None:
+        return kind()
+    if isinstance(given, kind):
+        values = {field.name: getattr(given, field.name) for field in fields(kind)}  # type: ignore[arg-type]
+    elif isinstance(given, Mapping):
+        values = dict(given)
+    else:
+        raise SettingError(name, given, f"must be {kind.__name__} or a mapping of its fields")
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        cause = problem.get("ctx", {}).get("error")
+        if isinstance(cause, SettingError):
+            raise cause from None
+        path = ".".join([name, *map(str, problem["loc"])])
+        known = ", ".join(field.name for field in fields(kind))  # type: ignore[arg-type]
+        unknown = problem["type"] == "unexpected_keyword_argument"
+        allowed = f"there is no such setting; there are {known}" if unknown else problem["msg"]
+        raise SettingError(path, problem["input"], allowed) from None
 
 
 def flatten(config: BaseModel) -> dict[str, Scalar]:

@@ -100,16 +100,22 @@ _Loader.add_implicit_resolver(
 
 
 def read_environment(environment: Mapping[str, str], cls: type) -> list[Source]:
-    """One source per variable ``RAY_LOWCOMM_SECTION__FIELD``; section and field in any case, deeper keys as written.
+    """One source per variable ``RAY_LOWCOMM_SECTION__FIELD``, in any case; deeper keys in capitals mean small letters.
 
-    Names without ``__`` are not looked at: Kubernetes makes such variables of a service called ``ray-lowcomm``.
+    Other names without ``__`` are not looked at: Kubernetes makes such variables of a service called ``ray-lowcomm``.
+    Raises `SettingError` for one that begins with a section but has no ``__`` after it.
     """
     found = []
     for variable, text in sorted(environment.items()):
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
         section, separator, rest = variable.removeprefix(ENVIRONMENT_PREFIX).partition("__")
-        if variable.startswith(ENVIRONMENT_PREFIX) and separator:
+        if not separator and section.lower().split("_")[0] in (members(cls) or {}):
+            example = f"{ENVIRONMENT_PREFIX}{section.replace('_', '__', 1)}"
+            raise SettingError(variable, text, f"needs two underscores between section and field, as in {example}")
+        if separator:
             name, *keys = rest.split("__")
-            path = [section.lower(), name.lower(), *keys]
+            path = [section.lower(), name.lower(), *(key.lower() if key.isupper() else key for key in keys)]
             values: dict[str, Any] = {}
             _put(values, path, _value(text, type_at(cls, path)))
             found.append(Source(f"from {variable}", values))

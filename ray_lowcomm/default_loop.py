@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ray_lowcomm.core.adopt import Adopt
+from ray_lowcomm.core.names import model_state, trainable_parameters
 from ray_lowcomm.core.settings import DataSettings, InnerSettings, ModelSettings
 from ray_lowcomm.data import Batch, Batches, Dataset, ShardedSampler, in_order, load
 from ray_lowcomm.engine.member import Context
@@ -94,7 +95,7 @@ class Evaluation:
 
 def make_optimizer(model: nn.Module, inner: InnerSettings) -> torch.optim.Optimizer:
     """The inner optimizer; weight decay is for matrices only (biases, norms and scalars have none)."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = list(trainable_parameters(model).values())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": inner.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
@@ -134,7 +135,6 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
 
 def export_model(model: nn.Module, folder: str, config: str) -> None:
     """`model.safetensors` and `config.yaml`; of a Hugging Face model what `save_pretrained` writes."""
-    from ray_lowcomm.core.names import model_state
     from ray_lowcomm.engine.checkpoint import save_tensors
     from ray_lowcomm.engine.storage import Storage
 

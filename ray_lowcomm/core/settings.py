@@ -5,6 +5,8 @@ the pure layers need no configuration library; `ray_lowcomm.config` reads them f
 `None` in `StrategySettings` means 'the default of the chosen strategy' (`ray_lowcomm.strategies.resolve`).
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -20,25 +22,33 @@ def _choices(section: str, settings: object) -> None:
             raise SettingError(f"{section}.{name}", value, f"must be one of {', '.join(allowed)}")
 
 
-def _positive(section: str, settings: object, *names: str) -> None:
+def _numbers(section: str, settings: object, names: tuple[str, ...]) -> Iterator[tuple[str, float]]:
+    """(dotted name, value) of those that have a value."""
     for name in names:
         value = getattr(settings, name)
-        if value is not None and not value > 0:
-            raise SettingError(f"{section}.{name}", value, "must be greater than 0")
+        if value is None:
+            continue
+        if not isinstance(value, int | float):
+            raise SettingError(f"{section}.{name}", value, "must be a number")
+        yield f"{section}.{name}", value
+
+
+def _positive(section: str, settings: object, *names: str) -> None:
+    for name, value in _numbers(section, settings, names):
+        if not 0 < value < math.inf:
+            raise SettingError(name, value, "must be greater than 0")
 
 
 def _not_negative(section: str, settings: object, *names: str) -> None:
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and not value >= 0:
-            raise SettingError(f"{section}.{name}", value, "must be 0 or greater")
+    for name, value in _numbers(section, settings, names):
+        if not 0 <= value < math.inf:
+            raise SettingError(name, value, "must be 0 or greater")
 
 
 def _fraction(section: str, settings: object, *names: str) -> None:
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and not 0 <= value < 1:
-            raise SettingError(f"{section}.{name}", value, "must be at least 0 and less than 1")
+    for name, value in _numbers(section, settings, names):
+        if not 0 <= value < 1:
+            raise SettingError(name, value, "must be at least 0 and less than 1")
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,8 @@ class RunSettings:
         if not self.name or "/" in self.name or self.name in (".", ".."):
             raise SettingError("run.name", self.name, "must be a folder name: not empty, no '/'")
         _not_negative("run", self, "seed", "eval_every", "log_every")
+        if self.seed >= 2**32:
+            raise SettingError("run.seed", self.seed, "must be less than 2**32")
 
 
 @dataclass(frozen=True)
@@ -244,6 +256,13 @@ class FleetSettings:
         _not_negative("fleet", self, "grace_s", "max_retries")
         if self.quorum is not None and self.quorum > self.replicas:
             raise SettingError("fleet.quorum", self.quorum, f"must be at most fleet.replicas = {self.replicas}")
+        if (self.straggler == "drop") != (self.quorum is not None):
+            raise SettingError("fleet.quorum", self.quorum, "goes together with fleet.straggler: drop")
+        if self.threads_per_replica > 1024:
+            raise SettingError("fleet.threads_per_replica", self.threads_per_replica, "must be at most 1024")
+        for name, amount in self.resources_per_replica.items():
+            if not 0 <= amount < math.inf:
+                raise SettingError(f"fleet.resources_per_replica.{name}", amount, "must be 0 or greater")
         total = sum(cohort.replicas for cohort in self.cohorts)
         if self.cohorts and total != self.replicas:
             raise SettingError("fleet.replicas", self.replicas, f"must equal the sum over fleet.cohorts, {total}")
@@ -267,7 +286,8 @@ class Fault:
 
     def __post_init__(self) -> None:
         _choices("faults", self)
-        _not_negative("faults", self, "replica", "round", "seconds")
+        _not_negative("faults", self, "replica", "seconds")
+        _positive("faults", self, "round")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,13 @@ from ray_lowcomm.core.schedule import Schedule, SyncOp
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import RunPlan
 
+# saved state means nothing under another one of these
+STATE_DEPENDS_ON = frozenset(
+    ("strategy.name", "strategy.variant", "strategy.residual", "inner.optimizer", "optimizer.moments")
+)
+# of another model the loading says which parameter does not fit; a fleet may change its size
+NOT_COMPARED = frozenset(("model.layout", "model.dense_bytes", "fleet.replicas"))
+
 
 class Agreement:
     """The settings of the first replica that joins; all others must have the same."""
@@ -22,6 +29,16 @@ class Agreement:
             self._schedule = strategies.schedule(plan.strategy, join.moments, plan.run.seed, plan.total)
         differing = {k: (v, self.settings.get(k)) for k, v in mine.items() if v != self.settings.get(k)}
         return "; ".join(f"{k} is {v!r} there and {other!r} elsewhere" for k, (v, other) in differing.items())
+
+    def changes_since(self, before: dict[str, str]) -> tuple[str, str]:
+        """Settings that differ from those of a checkpoint: (such as make its state useless, others)."""
+        mine = self.settings
+        names = [
+            n for n in sorted(mine.keys() | before.keys()) if mine.get(n) != before.get(n) and n not in NOT_COMPARED
+        ]
+        texts = {n: f"{n} was {before.get(n)}, is {mine.get(n)}" for n in names}
+        fatal = [text for name, text in texts.items() if name in STATE_DEPENDS_ON]
+        return "; ".join(fatal), "; ".join(text for name, text in texts.items() if name not in STATE_DEPENDS_ON)
 
     @property
     def dense_bytes(self) -> int:

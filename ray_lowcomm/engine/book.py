@@ -31,7 +31,7 @@ class RunPlan:
 @dataclass(frozen=True)
 class Event:
     """For the host. Kinds: `record` (a round), `start_loss`, `notice` (text), `manifest` (folder, manifest: the
-    checkpoint is whole, write it), `failed` (text, traceback), `ended`."""
+    checkpoint is whole, write it), `failed` (text, traceback), `ended` (whether it was the whole run)."""
 
     kind: str
     data: Any = None
@@ -109,9 +109,9 @@ class Book:
         else:
             self.totals.lost_inner_steps += member.counted
 
-    def count_dense(self, launched: Sequence[SyncOp], dense_bytes: int) -> None:
-        """Count what a dense synchronisation would have sent."""
-        if self.plan.fleet.replicas > 1 and any(op.track in PARAMETER_TRACKS for op in launched):
+    def count_dense(self, launched: Sequence[SyncOp], members: int, dense_bytes: int) -> None:
+        """Count what a dense synchronisation of so many members would have sent."""
+        if members > 1 and any(op.track in PARAMETER_TRACKS for op in launched):
             self.totals.dense_bytes += dense_bytes
 
     def hold(self, evaluator: int, record: dict[str, Any], evaluated: bool) -> None:

@@ -131,6 +131,8 @@ def read_manifest(storage: Storage, folder: str) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(storage.read(path))
     except ValueError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(manifest, dict):
+        raise CheckpointError(f"{path} is not a manifest: delete its folder to go on from an older checkpoint")
     if manifest.get("format") != 1:
         raise CheckpointError(f"{path} has format {manifest.get('format')!r}: this version reads format 1")
     return manifest

@@ -46,6 +46,8 @@ class Coordinator:
         self._failures: dict[int, int] = {}
         self._seconds_per_step: dict[int, float] = {}
         self._finishing = False
+        self._farthest = 0  # highest round ever committed
+        self._sitting_out: set[int] = set()  # members that were not finite in this round
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
@@ -129,13 +131,25 @@ class Coordinator:
             self._begin_again()
 
     def _agree(self, join: m.Join) -> bool:
-        if not self._agreement.settings:
-            for remark in join.remarks:
-                self.notice(remark)
+        first = not self._agreement.settings
         differing = self._agreement.differences(join)
         if differing:
             self.fail(f"replica {join.member} was started with other settings than the rest: {differing}")
-        return not differing
+        elif first:
+            for remark in join.remarks:
+                self.notice(remark)
+            self._compare_with_checkpoint()
+        return not differing and not self.failure
+
+    def _compare_with_checkpoint(self) -> None:
+        before = (self.plan.restored or {}).get("config")
+        if before is None:
+            return
+        fatal, other = self._agreement.changes_since(before)
+        if fatal:
+            self.fail(f"the checkpoint was made by another run: {fatal}; start a run of its own, with model.init_from")
+        elif other:
+            self.notice(f"goes on with other settings than before: {other}")
 
     def _begin(self, members: list[Member]) -> None:
         """All are there: train from the checkpoint, or from the lowest member's initial weights."""
@@ -200,13 +214,12 @@ class Coordinator:
         self.book.totals.nonfinite_rejected += 1
         self.notice(f"round {arrival.round + 1}: replica {member.index} sits out: {arrival.problem}")
         member.state = MemberState.OUT
-        if not self._in(*LIVE):
+        self._sitting_out.add(member.index)
+        if len(self._sitting_out) == self.plan.fleet.replicas:
             advice = "lower inner.lr, set inner.clip_norm, or look at the data"
-            self.fail(f"round {arrival.round + 1}: no replica is left with finite values; {advice}")
-            self._answer(member.index, self._dismissal(""))
-            return
-        self._answer(member.index, m.Reset(arrival.problem))
-        self._close_if_complete()
+            self.fail(f"round {arrival.round + 1}: no replica is left with finite values ({arrival.problem}); {advice}")
+        self._answer(member.index, self._dismissal(arrival.problem))
+        self._after_loss(member)
 
     def _close_if_complete(self) -> None:
         arrived = self._in(MemberState.ARRIVED)
@@ -288,12 +301,15 @@ class Coordinator:
         self.where.step, self.where.history = max((op.apply for op in launched), default=launch), votes[0].digest
         self._group = exchange.members if len(alive) == len(exchange.members) else ()
         record = self.book.commit(self.where, launch, arrivals, votes, self._retries)
-        self.book.count_dense(launched, self._agreement.dense_bytes)
+        self.book.count_dense(launched, len(arrivals), self._agreement.dense_bytes)
         self.book.give_up_checkpoints(before=self.round)
         for arrival in arrivals:
-            self._failures[arrival.member] = 0
+            if self.round > self._farthest:  # a round that is only repeated shows no progress
+                self._failures[arrival.member] = 0
             self._seconds_per_step[arrival.member] = arrival.compute_s / arrival.steps if arrival.steps else 0.0
+        self._farthest = max(self._farthest, self.round)
         self._retries = 0
+        self._sitting_out.clear()
         self._give_duties(alive, record)
 
     def _give_duties(self, alive: list[Member], record: dict[str, Any]) -> None:
@@ -353,8 +369,12 @@ class Coordinator:
         self._answer(finished.member, m.Noted())
         self.book.digests[finished.member] = finished.digest
         self.members[finished.member].state = MemberState.FINISHED
-        if not self._in(*PRESENT):
-            self._finishing = True  # a train function may return before its last step
+        if not self._in(*PRESENT) and not self._finishing:
+            self._finishing = True
+            where = f"step {self.where.step} of {self.plan.total}"
+            self.notice(
+                f"all train functions returned at {where}: there is no final model (`while not replica.finished`)"
+            )
         self._after_loss(self.members[finished.member])
 
     def _failed(self, failed: m.Failed) -> None:
@@ -443,7 +463,7 @@ class Coordinator:
                 self.fail("a replica died before the final model and checkpoint were whole: go on with --run.resume")
                 return
             self.ended = True
-            self.events.append(Event("ended"))
+            self.events.append(Event("ended", self.where.step >= self.plan.total))
 
     # ---- small things ---------------------------------------------------------------------------------------------
 

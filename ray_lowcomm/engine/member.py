@@ -71,7 +71,7 @@ def run_member(train: TrainLoop, spec: RunSpec, host: Host, device: torch.device
     context = Context(spec, host, device)
     try:
         train(context)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # our own errors say what to do; of others the user needs the way there
         trace = "" if isinstance(error, LowCommError) else traceback.format_exc()
         host.channel.request(m.Failed(host.member, describe(error), trace))

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ray_lowcomm import strategies
 from ray_lowcomm.core import optimizer_state, randomness
 from ray_lowcomm.core.digest import digest_tensors, digest_text
-from ray_lowcomm.core.errors import ExchangeError, FleetError, ModelError
-from ray_lowcomm.core.names import model_state
+from ray_lowcomm.core.errors import ExchangeError, FleetError, ModelError, SettingError
+from ray_lowcomm.core.names import model_state, trainable_parameters
 from ray_lowcomm.core.schedule import Schedule, SyncOp
 from ray_lowcomm.core.settings import CheckpointSettings, Fault, FleetSettings, RunSettings, StrategySettings
 from ray_lowcomm.core.tracks import PARAMS, Tracks
@@ -80,6 +80,14 @@ class LoopParts:
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
     export: Callable[[nn.Module, str], None] | None = None
 
+    def __post_init__(self) -> None:
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise SettingError("clip_norm", self.clip_norm, "must be greater than 0, or None for no clipping")
+        trainable = {id(p) for p in trainable_parameters(self.model).values()}
+        held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        if not trainable & held:
+            raise ModelError("the optimizer holds no trainable parameter of the model: make it from model.parameters()")
+
 
 class Replica:
     """One replica of the model in the fleet.
@@ -108,6 +116,7 @@ class Replica:
         self._left = self._planned = self._target = self._apply_at = self._incarnation = 0
         self.step_number = self.rounds = 0
         self.members: tuple[int, ...] = ()
+        self._trained = False
         self.stopped: str | None = None
         self._enter("")
 
@@ -133,6 +142,10 @@ class Replica:
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             raise ModelError(f"the loss must be a 0-d tensor (the mean over the batch), got {what}")
+        if tokens < 0:
+            raise ModelError(f"tokens = {tokens}: must be 0 or more")
+        if not self._trained:
+            self._check_gradients()
         self._work.add(loss, tokens)
         last = self._left == 1
         if self._spec.faults and self._left == (self._planned + 1) // 2:
@@ -149,10 +162,15 @@ class Replica:
         if self._held is not None and self.step_number >= self._apply_at:
             self._finish_round(self._held.commit)
 
+    def _check_gradients(self) -> None:
+        if all(p.grad is None for p in self._state.tracks.parameters.values()):
+            raise ModelError("no parameter of the model has a gradient: call loss.backward() before replica.step(loss)")
+        self._trained = True
+
     @property
     def digest(self) -> str | None:
-        """Digest of the shared state; None where replicas are not kept consistent, or when this one never took part."""
-        known = self._parties.strategy.consistent and self._incarnation > 0
+        """Digest of the shared state; None where replicas are not kept consistent, or if this one missed the end."""
+        known = self._parties.strategy.consistent and self._incarnation > 0 and self.stopped is None
         return self._parties.strategy.digest() if known else None
 
     def _settings_to_agree(self, tracks: Tracks) -> dict[str, str]:

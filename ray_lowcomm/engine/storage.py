@@ -23,9 +23,19 @@ class Storage:
         target = self._path(path)
         self._fs.create_dir(target.rsplit("/", 1)[0], recursive=True)
         unfinished = f"{target}.unfinished"
-        with self._fs.open_output_stream(unfinished) as stream:
-            stream.write(data)
-        self._fs.move(unfinished, target)
+        try:
+            with self._fs.open_output_stream(unfinished) as stream:
+                stream.write(data)
+            self._fs.move(unfinished, target)
+        except OSError:
+            self._forget(unfinished)
+            raise
+
+    def _forget(self, target: str) -> None:
+        try:
+            self._fs.delete_file(target)
+        except OSError:
+            return  # the error that led here is the one to tell
 
     def read(self, path: str) -> bytes:
         """A whole file; CheckpointError if it is not there."""

@@ -1,6 +1,8 @@
 """Reaching a Ray cluster, and whether a fleet fits on it."""
 
 import os
+import signal
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +25,7 @@ def connect(settings: FleetSettings) -> bool:
     if ray.is_initialized():
         return False
     address = settings.address or os.environ.get("RAY_ADDRESS")
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     # what users print in their train function is theirs to see; what Ray Train says about itself is not
     quiet: dict[str, Any] = {
         "logging_level": "ERROR",
@@ -37,6 +40,10 @@ def connect(settings: FleetSettings) -> bool:
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise FleetError(f"fleet.address = {address!r}: no Ray cluster can be reached there: {reason}") from error
+    finally:
+        # ray.init puts a handler of its own there, that ends the process without ending the run in order
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)
     return True
 
 

@@ -15,6 +15,7 @@ from ray_lowcomm.engine.storage import Storage
 TICK_S = 0.25
 WATCH_S = 0.2
 PING_TIMEOUT_S = 10.0
+TRAINER_GONE_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Driver:
         self._groups: dict[int, dict[str, Any]] = {}
         self._controllers: dict[int, Any] = {}
         self._events: list[Event] = []
-        self._news = asyncio.Event()
+        self._handled = 0  # events that the trainer has dealt with
+        self._news, self._progress = asyncio.Event(), asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
@@ -83,7 +85,12 @@ class Driver:
     # ---- trainer --------------------------------------------------------------------------------------------------
 
     async def events(self, after: int, timeout_s: float) -> list[Event]:
-        """Events from number `after` on, as soon as there are any, at the latest after `timeout_s`."""
+        """Events from number `after` on, as soon as there are any, at the latest after `timeout_s`.
+
+        Asking says that all events before `after` have been dealt with.
+        """
+        self._handled = max(self._handled, after)
+        self._progress.set()
         if len(self._events) <= after:
             self._news.clear()
             try:
@@ -151,7 +158,7 @@ class Driver:
         self._coordinator.events.clear()
         for event in events:
             if event.kind == "manifest":
-                self._writing = self._spawn(self._write_manifest(event, self._writing))
+                self._writing = self._spawn(self._write_manifest(event, len(self._events), self._writing))
             elif event.kind == "ended":
                 self._spawn(self._end(event, self._writing))
             else:
@@ -161,16 +168,34 @@ class Driver:
         self._events.append(event)
         self._news.set()
 
-    async def _write_manifest(self, event: Event, before: asyncio.Task[None] | None) -> None:
+    async def _write_manifest(self, event: Event, after: int, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await before
         folder, manifest = event.data
+        if not await self._is_handled(after):
+            return
         keep = self._plan.checkpoint.keep
         try:
             storage = Storage(self._plan.directory)
             await asyncio.to_thread(checkpoint.write_manifest, storage, folder, manifest, keep)
         except Exception as error:
             self._emit(Event("notice", f"checkpoint {folder} could not be completed: {error}"))
+
+    async def _is_handled(self, number: int) -> bool:
+        """Wait until the trainer has dealt with so many events; False: it is gone.
+
+        A resumed run begins at the newest manifest, so there must be none of a round that the trainer, killed in
+        between, has not written down.
+        """
+        deadline = time.monotonic() + TRAINER_GONE_S
+        while self._handled < number:
+            self._progress.clear()
+            try:
+                await asyncio.wait_for(self._progress.wait(), max(0.01, deadline - time.monotonic()))
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    return False
+        return True
 
     async def _end(self, event: Event, writing: asyncio.Task[None] | None) -> None:
         if writing is not None:

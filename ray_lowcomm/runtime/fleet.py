@@ -35,16 +35,15 @@ class RayFleet:
         self._cohorts: list[Cohort] = []
         self._seen = 0
         self.failure: str | None = None
-        self.traceback = ""
+        self.summary: dict[str, Any] = {}
 
-    def run(self, train: TrainLoop) -> dict[str, Any]:
-        """Run to the end or to the run's failure (see `failure`); returns the coordinator's summary."""
+    def run(self, train: TrainLoop) -> None:
+        """Run to the end or to the run's failure (see `failure`); `summary` is the coordinator's in either case."""
         try:
             ray.get(self._driver.start.remote(), timeout=CALL_TIMEOUT_S)
             self._start_cohorts(train)
             while not self._follow():
                 self._report_ended_cohorts()
-            return dict(ray.get(self._driver.summary.remote(), timeout=CALL_TIMEOUT_S))
         except (GetTimeoutError, RayError) as error:
             raise FleetError(
                 f"the driver of the run is gone ({type(error).__name__}): resume with --run.resume"
@@ -73,7 +72,7 @@ class RayFleet:
         for event in events:
             self._seen += 1
             if event.kind == "failed":
-                self.failure, self.traceback = event.data
+                self.failure = event.data[0]
             over = over or event.kind in ("failed", "ended")
             self._on_event(event)
         return over
@@ -88,6 +87,7 @@ class RayFleet:
         """End all cohorts together, then the driver; nothing stays behind."""
         try:
             ray.get(self._driver.stop.remote("the run is over"), timeout=CALL_TIMEOUT_S)
+            self.summary = dict(ray.get(self._driver.summary.remote(), timeout=CALL_TIMEOUT_S))
             deadline = time.monotonic() + LEAVE_S
             for cohort in self._cohorts:
                 cohort.end(max(0.0, deadline - time.monotonic()))

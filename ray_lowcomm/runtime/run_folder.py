@@ -5,7 +5,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from ray_lowcomm.core.errors import FleetError
+from ray_lowcomm.core.errors import FleetError, LowCommError, SettingError
 from ray_lowcomm.core.settings import RunSettings
 from ray_lowcomm.engine.checkpoint import Found, find_newest, whole_checkpoints
 from ray_lowcomm.engine.storage import Storage
@@ -31,6 +31,12 @@ class RunFolder:
         try:
             self._acquire()
             self._look()
+        except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
+            self._release()
+            if isinstance(error, LowCommError):
+                raise
+            reason = " ".join(str(error).split())[:300]
+            raise SettingError("run.output_dir", self.path, f"cannot be used: {reason}") from error
         except BaseException:
             self._release()
             raise

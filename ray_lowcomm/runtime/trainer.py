@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from ray_lowcomm import strategies
+from ray_lowcomm.config import LoopConfig, LoopSettings, section
 from ray_lowcomm.core.errors import FleetError, SettingError
 from ray_lowcomm.core.settings import (
     CheckpointSettings,
@@ -21,8 +22,6 @@ from ray_lowcomm.engine.checkpoint import resumed
 from ray_lowcomm.engine.member import TrainLoop, describe
 from ray_lowcomm.engine.replica import RunSpec
 from ray_lowcomm.runtime.run_folder import RunFolder
-
-Section = TypeVar("Section")
 
 
 class Recorder(Protocol):
@@ -98,11 +97,11 @@ class LowCommTrainer:
         if not isinstance(steps, int) or steps < 1:
             raise SettingError("steps", steps, "must be a whole number of at least 1")
         self.train_loop, self.steps = train_loop, steps
-        self.strategy = strategies.resolve(_section("strategy", StrategySettings, strategy))
-        self.fleet = _section("fleet", FleetSettings, fleet)
-        self.run = _section("run", RunSettings, run)
-        self.checkpoint = _section("checkpoint", CheckpointSettings, checkpoint)
-        self.options = _section("LowCommTrainer", TrainerOptions, options)
+        self.strategy = strategies.resolve(section("strategy", StrategySettings, strategy))
+        self.fleet = section("fleet", FleetSettings, fleet)
+        self.run = section("run", RunSettings, run)
+        self.checkpoint = section("checkpoint", CheckpointSettings, checkpoint)
+        self.options = section("LowCommTrainer", TrainerOptions, options)
 
     def fit(self) -> Result:
         """Run to the end.
@@ -118,27 +117,31 @@ class LowCommTrainer:
                 recorder.on_notice(folder.said)
             attempt = _Attempt(recorder, folder.path, self.checkpoint.keep)
             try:
-                summary = self._run(attempt, plan)
+                self._run(attempt, plan)
             except BaseException as error:
                 status = "failed" if isinstance(error, Exception) else "stopped"
                 recorder.on_end(self._head() | {"status": status, "error": describe(error)} | attempt.summary)
                 raise
-            status = "failed" if attempt.failure else "finished"
-            final = recorder.on_end(self._head() | {"status": status, "error": attempt.failure} | summary)
+            status = "failed" if attempt.failure else "finished" if attempt.complete else "incomplete"
+            final = recorder.on_end(self._head() | {"status": status, "error": attempt.failure} | attempt.summary)
             if attempt.failure:
                 raise FleetError(attempt.failure + attempt.hint)
             return Result(dict(final), folder.path)
 
-    def _run(self, attempt: "_Attempt", plan: RunPlan) -> dict[str, Any]:
+    def _run(self, attempt: "_Attempt", plan: RunPlan) -> None:
+        """Run; `attempt.summary` is what there is to say of it, however it ends."""
         spec = self._spec(plan.directory)
         if self.fleet.transport == "local":
             from ray_lowcomm.transport.local import LocalFleet
 
             began = time.monotonic()
             local = LocalFleet(plan, spec, attempt.on_event)
-            local.run(self.train_loop)
-            # the local fleet's own clock is virtual
-            return local.coordinator.summary() | {"wall_s": round(time.monotonic() - began, 3)}
+            try:
+                local.run(self.train_loop)
+            finally:
+                # the local fleet's own clock is virtual
+                attempt.summary = local.coordinator.summary() | {"wall_s": round(time.monotonic() - began, 3)}
+            return
         import ray
 
         from ray_lowcomm.runtime.cluster import connect
@@ -146,7 +149,11 @@ class LowCommTrainer:
 
         connected = connect(self.fleet)
         try:
-            return RayFleet(plan, spec, attempt.on_event).run(self.train_loop)
+            fleet = RayFleet(plan, spec, attempt.on_event)
+            try:
+                fleet.run(self.train_loop)
+            finally:
+                attempt.summary = fleet.summary
         finally:
             if connected:
                 ray.shutdown()
@@ -156,7 +163,6 @@ class LowCommTrainer:
         if self.options.recorder is not None:
             made: Recorder = self.options.recorder(folder.path, start)
             return made
-        from ray_lowcomm.config import LoopConfig, LoopSettings
         from ray_lowcomm.tracking.recorder import Recorder as FullRecorder
 
         options = self.options
@@ -167,7 +173,7 @@ class LowCommTrainer:
             strategy=self.strategy,
             fleet=self.fleet,
             faults=list(options.faults),
-            tracking=_section("tracking", TrackingSettings, options.tracking),
+            tracking=section("tracking", TrackingSettings, options.tracking),
         )
         return FullRecorder(config, folder.path, start)
 
@@ -219,6 +225,7 @@ class _Attempt:
     def __init__(self, recorder: Recorder, directory: str, keep: int) -> None:
         self._recorder, self._directory, self._keep = recorder, directory, keep
         self.failure = self.hint = ""
+        self.complete = False
         self.summary: dict[str, Any] = {}
 
     def on_event(self, event: Event) -> None:
@@ -230,6 +237,8 @@ class _Attempt:
             self._recorder.on_notice(f"validation loss before training: {event.data:.4f}")
         elif event.kind == "manifest":
             self._write_manifest(*event.data)
+        elif event.kind == "ended":
+            self.complete = event.data
         elif event.kind == "failed":
             self.failure, traceback = event.data
             if traceback and "://" not in self._directory:
@@ -243,22 +252,6 @@ class _Attempt:
         from ray_lowcomm.engine.storage import Storage
 
         write_manifest(Storage(self._directory), folder, manifest, self._keep)
-
-
-def _section(name: str, kind: type[Section], given: Any) -> Section:
-    """A settings class from itself, from a mapping of its fields, or with its defaults."""
-    if isinstance(given, kind):
-        return given
-    if given is not None and not isinstance(given, Mapping):
-        raise SettingError(name, given, f"must be a {kind.__name__} or a mapping of its fields")
-    allowed = [f.name for f in fields(kind)]  # type: ignore[arg-type]  # all sections are dataclasses
-    given = given or {}
-    for key in given:
-        if key not in allowed:
-            raise SettingError(
-                f"{name}.{key}", given[key], f"there is no such setting; {name} has {', '.join(allowed)}"
-            )
-    return kind(**given)
 
 
 __all__ = ["LowCommTrainer", "Recorder", "Result", "TrainerOptions"]

@@ -19,7 +19,7 @@ def _build(settings: StrategySettings, tracks: Tracks) -> Strategy:
     if not moments:
         name = type(tracks.optimizer).__name__
         raise SettingError(
-            "strategy.name", "local_adam", f"needs an optimizer with moments; {name} has none: local_sgd?"
+            "strategy.name", "local_adam", f"needs Adam, AdamW, RAdam, ADOPT or SGD with momentum, got {name}"
         )
     return PeriodicAveraging(tracks, moments, OuterOptimizer("none"))
 

@@ -124,7 +124,7 @@ def test_a_checkpoint_of_another_model_is_refused(run):
 def test_a_variant_without_the_saved_residual_is_refused(run):
     setup, _ = run
     setup.strategy = VARIANTS["dct_buffer"]
-    assert "residual/0.weight missing" in setup.go(resume=True).failure
+    assert "strategy.residual was 'model', is 'buffer'" in setup.go(resume=True).failure
 
 
 # ---- keeping ----------------------------------------------------------------------------------------------------

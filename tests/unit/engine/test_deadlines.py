@@ -135,14 +135,6 @@ def test_who_comes_within_the_grace_takes_part():
     assert desk.silent(0, 1)  # the grace of each round is its own
 
 
-def test_without_drop_the_quorum_waits():
-    desk = Desk(3, quorum=2, straggler="wait", grace_s=5)
-    desk.begin()
-    desk.arrive(0, 2)
-    desk.wait(100)
-    assert desk.silent(0, 2)
-
-
 def test_a_joiner_that_is_still_fetching_is_not_left_without_an_answer():
     desk = Desk(4, quorum=2, straggler="drop", grace_s=5)
     desk.begin()

@@ -123,7 +123,10 @@ def test_the_summary_counts_what_was_done():
 )
 def test_dense_bytes_count_only_parameters_gradients_and_pseudo_gradients(tracks, counted):
     book = Desk(2).coordinator.book
-    book.count_dense([SyncOp(track, 4, 4) for track in tracks], 100)
+    ops = [SyncOp(track, 4, 4) for track in tracks]
+    book.count_dense(ops, members=2, dense_bytes=100)
+    assert book.totals.dense_bytes == counted * 100
+    book.count_dense(ops, members=1, dense_bytes=100)  # nothing is sent, so nothing is saved
     assert book.totals.dense_bytes == counted * 100
 
 
