@@ -120,7 +120,8 @@ class LowCommTrainer:
                 self._run(attempt, plan)
             except BaseException as error:
                 status = "failed" if isinstance(error, Exception) else "stopped"
-                recorder.on_end(self._head() | {"status": status, "error": describe(error)} | attempt.summary)
+                reason = describe(error) if status == "failed" else "stopped from outside"
+                recorder.on_end(self._head() | {"status": status, "error": reason} | attempt.summary)
                 raise
             status = "failed" if attempt.failure else "finished" if attempt.complete else "incomplete"
             final = recorder.on_end(self._head() | {"status": status, "error": attempt.failure} | attempt.summary)
