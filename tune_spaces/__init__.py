@@ -1,0 +1,1 @@
+"""Search spaces for Ray Tune, one file each."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from ray_lowcomm.engine import answers
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.admission import Admission
 from ray_lowcomm.engine.agreement import Agreement
 from ray_lowcomm.engine.book import Book, Event, Position, RunPlan
 from ray_lowcomm.engine.deadlines import Deadlines
@@ -39,15 +40,16 @@ class Coordinator:
         self.started = self.ended = False
         self.failure: str | None = None
         self.where = self.book.take_manifest(plan.restored) if plan.restored else Position()
-        self._deadlines = Deadlines(plan.fleet, begun=now, said=now, quiet=now)
-        self._agreement = Agreement(plan)
+        self.deadlines = Deadlines(plan.fleet, begun=now, said=now, quiet=now)
+        self.agreement = Agreement(plan)
+        self.admission = Admission(self)
         self._group: tuple[int, ...] = ()  # members of the generation whose collective group is known to work
         self._retries = 0
         self._failures: dict[int, int] = {}
         self._seconds_per_step: dict[int, float] = {}
-        self._finishing = False
+        self.finishing = False
         self._farthest = 0  # highest round ever committed
-        self._sitting_out: set[int] = set()  # members that were not finite in this round
+        self.sitting_out: set[int] = set()  # members that were not finite in this round
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
@@ -55,10 +57,10 @@ class Coordinator:
         """Take a request of a member; answers, for it and others, appear in `outbox`."""
         self.now = now
         handlers: dict[type, Callable[[Any], None]] = {
-            m.Join: self._join,
+            m.Join: self.admission.join,
             m.Arrival: self._arrive,
             m.Vote: self._vote,
-            m.Offer: self._offer,
+            m.Offer: self.admission.offer,
             m.Evaluated: self._evaluated,
             m.Saved: self._saved,
             m.Fired: self._fired,
@@ -82,15 +84,15 @@ class Coordinator:
         """Deadlines: who does not join, arrive or vote in time is given up, and waits say who is missing."""
         self.now = now
         if not self.ended and not self.failure:
-            self._deadlines.tick(self)
+            self.deadlines.tick(self)
 
     def stop(self, reason: str) -> None:
         """End the run early and in order: no further rounds; everyone is told at its next request."""
         if not self.ended and not self.failure:
-            self._finishing = True
+            self.finishing = True
             self.notice(f"stopping: {reason}")
-            for member in self._in(MemberState.JOINING, MemberState.ARRIVED):
-                self._leave(member, reason)
+            for member in self.in_state(MemberState.JOINING, MemberState.ARRIVED):
+                self.dismiss(member, reason)
             self._end_if_all_out()
 
     def summary(self) -> dict[str, Any]:
@@ -107,125 +109,41 @@ class Coordinator:
         """Committed rounds."""
         return self.where.round
 
-    # ---- joining --------------------------------------------------------------------------------------------------
-
-    def _join(self, join: m.Join) -> None:
-        old = self.members.get(join.member)
-        if old is not None and old.state in LIVE:
-            self._count_lost(old, join.reason or "was started again", alive=bool(join.reason))
-        if join.steps_lost:
-            self.book.totals.lost_inner_steps += join.steps_lost - (old.counted if old else 0)
-        member = Member(join.member, old.incarnation + 1 if old else 1, join.digest, join.endpoint)
-        self.members[join.member] = member
-        if old is not None:
-            self._after_loss(old)
-        if self.ended or self.failure or self._finishing:
-            self._leave(member, self.failure or "the run has ended")
-        elif not self._agree(join):
-            return
-        elif not self.started:
-            waiting = self._in(MemberState.JOINING)
-            if len(waiting) == self.plan.fleet.replicas:
-                self._begin(waiting)
-        elif not self._in(*LIVE):
-            self._begin_again()
-
-    def _agree(self, join: m.Join) -> bool:
-        first = not self._agreement.settings
-        differing = self._agreement.differences(join)
-        if differing:
-            self.fail(f"replica {join.member} was started with other settings than the rest: {differing}")
-        elif first:
-            for remark in join.remarks:
-                self.notice(remark)
-            self._compare_with_checkpoint()
-        return not differing and not self.failure
-
-    def _compare_with_checkpoint(self) -> None:
-        before = (self.plan.restored or {}).get("config")
-        if before is None:
-            return
-        fatal, other = self._agreement.changes_since(before)
-        if fatal:
-            self.fail(f"the checkpoint was made by another run: {fatal}; start a run of its own, with model.init_from")
-        elif other:
-            self.notice(f"goes on with other settings than before: {other}")
-
-    def _begin(self, members: list[Member]) -> None:
-        """All are there: train from the checkpoint, or from the lowest member's initial weights."""
-        self.started = True
-        self._deadlines.closed()
-        first = min(members, key=lambda member: member.index)
-        others = [x for x in members if x.digest != first.digest and self.plan.restore is None]
-        evaluate = self.round == 0 and self.plan.run.eval_every > 0
-        for member in members:
-            if member in others:
-                member.state, member.donor = MemberState.FETCHING, first.index
-            elif member is first:
-                self._welcome(member, serve=tuple(x.index for x in others), evaluate=evaluate)
-            else:
-                self._welcome(member)
-
-    def _begin_again(self) -> None:
-        """Nobody holds the shared state any more: once all are back, they go on from the last whole checkpoint."""
-        waiting = self._in(MemberState.JOINING)
-        if len(waiting) < self.plan.fleet.replicas:
-            return
-        lost = self.where
-        self.where = self.book.go_back(self.plan.restored)
-        self.where.generation = lost.generation
-        self.notice(f"all replicas were lost: back from round {lost.round} to round {self.round}")
-        self._begin(waiting)
-
-    def _welcome(self, member: Member, state: Any = None, serve: tuple[int, ...] = (), evaluate: bool = False) -> None:
-        member.state, member.arrival, member.vote, member.donor = MemberState.TRAINING, None, None, None
-        member.planned = self._steps_to_next()
-        answer = answers.welcome(member, self.where, self.plan, self.book, state)
-        self._answer(member.index, replace(answer, serve=serve, evaluate=evaluate))
-
-    def _offer(self, offer: m.Offer) -> None:
-        self._answer(offer.member, m.Noted())
-        for index in offer.joiners:
-            member = self.members[index]
-            if member.state is MemberState.FETCHING and member.donor == offer.member and offer.round == self.round:
-                self.book.count_state_transfer(offer.member, index, offer.nbytes)
-                self._welcome(member, state=offer.state)
-
     # ---- a round --------------------------------------------------------------------------------------------------
 
     def _arrive(self, arrival: m.Arrival) -> None:
         member = self.members.get(arrival.member)
         if member is None or member.incarnation != arrival.incarnation or member.state is not MemberState.TRAINING:
-            self._answer(arrival.member, self._dismissal("this replica was given up by the fleet"))
-        elif self._finishing or self.failure:
-            self._leave(member, self.failure or "the run is being stopped")
+            self.answer(arrival.member, self._dismissal("this replica was given up by the fleet"))
+        elif self.finishing or self.failure:
+            self.dismiss(member, self.failure or "the run is being stopped")
             self._end_if_all_out()
         elif not arrival.healthy:
             self._sit_out(member, arrival)
         else:
             member.arrival, member.state = arrival, MemberState.ARRIVED
-            self._deadlines.arrived(self.now)
+            self.deadlines.arrived(self.now)
             self._close_if_complete()
 
     def _dismissal(self, reason: str) -> m.Answer:
-        return m.Stop(self.failure or reason) if self.failure or self.ended or self._finishing else m.Reset(reason)
+        return m.Stop(self.failure or reason) if self.failure or self.ended or self.finishing else m.Reset(reason)
 
     def _sit_out(self, member: Member, arrival: m.Arrival) -> None:
         self.book.totals.nonfinite_rejected += 1
         self.notice(f"round {arrival.round + 1}: replica {member.index} sits out: {arrival.problem}")
         member.state = MemberState.OUT
-        self._sitting_out.add(member.index)
-        if len(self._sitting_out) == self.plan.fleet.replicas:
+        self.sitting_out.add(member.index)
+        if len(self.sitting_out) == self.plan.fleet.replicas:
             advice = "lower inner.lr, set inner.clip_norm, or look at the data"
             self.fail(f"round {arrival.round + 1}: no replica is left with finite values ({arrival.problem}); {advice}")
-        self._answer(member.index, self._dismissal(arrival.problem))
-        self._after_loss(member)
+        self.answer(member.index, self._dismissal(arrival.problem))
+        self.after_loss(member)
 
     def _close_if_complete(self) -> None:
-        arrived = self._in(MemberState.ARRIVED)
-        if not arrived or self.exchange is not None or self._in(*EXPECTED):
+        arrived = self.in_state(MemberState.ARRIVED)
+        if not arrived or self.exchange is not None or self.in_state(*EXPECTED):
             return
-        self._deadlines.closed()
+        self.deadlines.closed()
         digests = {x.index: x.arrival.digest for x in arrived if x.arrival and x.arrival.digest is not None}
         wrong = minority(digests) if digests else ()
         if wrong is None:
@@ -234,7 +152,7 @@ class Coordinator:
         for index in wrong:
             self.notice(f"replica {index} holds other shared state than the majority: it is reset")
             self.members[index].state = MemberState.OUT
-            self._answer(index, m.Reset("its shared state differed from the majority's"))
+            self.answer(index, m.Reset("its shared state differed from the majority's"))
         self._send_plan([x.index for x in arrived if x.index not in wrong])
 
     def _send_plan(self, indices: list[int]) -> None:
@@ -251,7 +169,7 @@ class Coordinator:
         plan = answers.exchange_plan(self.exchange, self.where, self.plan.fleet.deadline_s, rendezvous)
         for index in members:
             self.members[index].state, self.members[index].vote = MemberState.EXCHANGING, None
-            self._answer(index, plan)
+            self.answer(index, plan)
 
     def _vote(self, vote: m.Vote) -> None:
         member, exchange = self.members.get(vote.member), self.exchange
@@ -260,7 +178,7 @@ class Coordinator:
             MemberState.EXCHANGING,
         )
         if member is None or not current or exchange is None or exchange.generation != vote.generation:
-            self._answer(vote.member, self._dismissal("its exchange is over"))
+            self.answer(vote.member, self._dismissal("its exchange is over"))
             return
         member.vote = vote
         self.book.add_vote(vote)
@@ -296,12 +214,12 @@ class Coordinator:
 
     def _commit(self, exchange: Exchange, alive: list[Member], votes: list[m.Vote]) -> None:
         arrivals = list(exchange.arrivals)
-        launch, launched = self._agreement.next_launch(self.where.step)
+        launch, launched = self.agreement.next_launch(self.where.step)
         self.where.round += 1
         self.where.step, self.where.history = max((op.apply for op in launched), default=launch), votes[0].digest
         self._group = exchange.members if len(alive) == len(exchange.members) else ()
         record = self.book.commit(self.where, launch, arrivals, votes, self._retries)
-        self.book.count_dense(launched, len(arrivals), self._agreement.dense_bytes)
+        self.book.count_dense(launched, len(arrivals), self.agreement.dense_bytes)
         self.book.give_up_checkpoints(before=self.round)
         for arrival in arrivals:
             if self.round > self._farthest:  # a round that is only repeated shows no progress
@@ -309,16 +227,16 @@ class Coordinator:
             self._seconds_per_step[arrival.member] = arrival.compute_s / arrival.steps if arrival.steps else 0.0
         self._farthest = max(self._farthest, self.round)
         self._retries = 0
-        self._sitting_out.clear()
+        self.sitting_out.clear()
         self._give_duties(alive, record)
 
     def _give_duties(self, alive: list[Member], record: dict[str, Any]) -> None:
         run, every, lowest = self.plan.run, self.plan.checkpoint.every, min(x.index for x in alive)
-        last = self._steps_to_next() == 0
+        last = self.steps_to_next() == 0
         evaluate = run.eval_every > 0 and (last or self.round % run.eval_every == 0)
         save = last or (every > 0 and self.round % every == 0)
         folder = self.book.open_checkpoint(self.round, [x.index for x in alive]) if save else None
-        joiners = self._in(MemberState.JOINING)
+        joiners = self.in_state(MemberState.JOINING)
         pace = self._pace(alive)
         for member in alive:
             first = member.index == lowest
@@ -333,17 +251,17 @@ class Coordinator:
                 export="model" if last and first else None,
                 serve=tuple(x.index for x in joiners) if first and not last else (),
             )
-            self._answer(member.index, commit)
+            self.answer(member.index, commit)
         for member in joiners:
             if last:
-                self._leave(member, "the run has ended")
+                self.dismiss(member, "the run has ended")
             else:
                 member.state, member.donor = MemberState.FETCHING, lowest
-        self._finishing = self._finishing or last
+        self.finishing = self.finishing or last
         self.book.hold(lowest, record, evaluate)
 
     def _pace(self, alive: list[Member]) -> dict[int, int]:
-        nominal = self._steps_to_next()
+        nominal = self.steps_to_next()
         if self.plan.fleet.pace == "equal" or nominal == 0:
             return dict.fromkeys((x.index for x in alive), nominal)
         return paced(nominal, {x.index: self._seconds_per_step.get(x.index, 0.0) for x in alive})
@@ -351,34 +269,34 @@ class Coordinator:
     # ---- duties done ----------------------------------------------------------------------------------------------
 
     def _evaluated(self, done: m.Evaluated) -> None:
-        self._answer(done.member, m.Noted())
+        self.answer(done.member, m.Noted())
         self.book.evaluated(done)
 
     def _saved(self, saved: m.Saved) -> None:
-        self._answer(saved.member, m.Noted())
+        self.answer(saved.member, m.Noted())
         if self.book.saved(saved) and saved.round == self.round:
-            folder, manifest = self.book.close_checkpoint(self.where, self._agreement.settings, self.now)
+            folder, manifest = self.book.close_checkpoint(self.where, self.agreement.settings, self.now)
             self.plan = replace(self.plan, restore=f"{self.plan.directory}/{folder}", restored=manifest)
 
     def _fired(self, fired: m.Fired) -> None:
         self.book.fired.add(fired.fault)
         self.notice(f"fault {fired.fault} of the schedule at replica {fired.member}")
-        self._answer(fired.member, m.Noted())
+        self.answer(fired.member, m.Noted())
 
     def _finished(self, finished: m.Finished) -> None:
-        self._answer(finished.member, m.Noted())
+        self.answer(finished.member, m.Noted())
         self.book.digests[finished.member] = finished.digest
         self.members[finished.member].state = MemberState.FINISHED
-        if not self._in(*PRESENT) and not self._finishing:
-            self._finishing = True
+        if not self.in_state(*PRESENT) and not self.finishing:
+            self.finishing = True
             where = f"step {self.where.step} of {self.plan.total}"
             self.notice(
                 f"all train functions returned at {where}: there is no final model (`while not replica.finished`)"
             )
-        self._after_loss(self.members[finished.member])
+        self.after_loss(self.members[finished.member])
 
     def _failed(self, failed: m.Failed) -> None:
-        self._answer(failed.member, m.Noted())
+        self.answer(failed.member, m.Noted())
         self.fail(f"replica {failed.member}: {failed.error}", failed.traceback)
 
     # ---- losses and ends ------------------------------------------------------------------------------------------
@@ -387,8 +305,8 @@ class Coordinator:
         """A member is lost: the others go on."""
         member = self.members[index]
         if member.state in PRESENT:
-            self._count_lost(member, why)
-            self._after_loss(member)
+            self.count_lost(member, why)
+            self.after_loss(member)
 
     def go_on_without(self, late: list[int]) -> None:
         """The quorum has waited long enough; who is late will be told to join again when it arrives."""
@@ -406,19 +324,21 @@ class Coordinator:
         self.failure = text
         self.book.flush(None)
         self.events.append(Event("failed", (text, traceback)))
-        for member in self._in(MemberState.JOINING, MemberState.FETCHING, MemberState.ARRIVED, MemberState.EXCHANGING):
+        for member in self.in_state(
+            MemberState.JOINING, MemberState.FETCHING, MemberState.ARRIVED, MemberState.EXCHANGING
+        ):
             if member.state is not MemberState.EXCHANGING or member.vote is not None:
-                self._answer(member.index, m.Stop(text))
+                self.answer(member.index, m.Stop(text))
             member.state = MemberState.OUT
 
     def notice(self, text: str) -> None:
         """Say something to the user."""
         self.book.notice(text)
 
-    def _count_lost(self, member: Member, why: str, alive: bool = False) -> None:
+    def count_lost(self, member: Member, why: str, alive: bool = False) -> None:
         """One that is `alive` only begins anew, and says itself what it gives up."""
         state, member.state = member.state, MemberState.OUT
-        if self._finishing:
+        if self.finishing:
             return
         if state in LIVE and not alive:
             self.book.count_lost(member, self.exchange)
@@ -428,11 +348,11 @@ class Coordinator:
         if failures > self.plan.fleet.max_failures:
             self.fail(f"replica {member.index} died {failures} times without a round in between: {why}")
 
-    def _after_loss(self, member: Member) -> None:
+    def after_loss(self, member: Member) -> None:
         """What may go on now that nobody waits for this member any more."""
         if member.index in self._group:
             self._group = ()  # should it come back in time, its process knows nothing of that group
-        for other in self._in(MemberState.FETCHING):
+        for other in self.in_state(MemberState.FETCHING):
             if other.donor == member.index:
                 other.state, other.donor = MemberState.JOINING, None
         self.book.flush(None, evaluator=member.index)
@@ -440,24 +360,25 @@ class Coordinator:
             self.exchange.broken = True
             self._tally(self.exchange)
         self._close_if_complete()
-        if not self._in(MemberState.ARRIVED):
-            self._deadlines.closed()
-        if not self._in(*LIVE):
-            self._deadlines.quiet = self.now
-            if self._finishing:
+        if not self.in_state(MemberState.ARRIVED):
+            self.deadlines.closed()
+        if not self.in_state(*LIVE):
+            self.deadlines.quiet = self.now
+            if self.finishing:
                 self._end_if_all_out()
             elif self.started and not self.failure:
-                self._begin_again()
+                self.admission.begin_again()
 
-    def _leave(self, member: Member, reason: str) -> None:
+    def dismiss(self, member: Member, reason: str) -> None:
+        """Tell a member that waits for an answer to stop."""
         member.state = MemberState.OUT
-        self._answer(member.index, m.Stop(reason))
+        self.answer(member.index, m.Stop(reason))
 
     def _end_if_all_out(self) -> None:
-        if self._finishing and not self.ended and not self.failure and not self._in(*LIVE):
+        if self.finishing and not self.ended and not self.failure and not self.in_state(*LIVE):
             self.book.flush(None)
-            for member in self._in(MemberState.JOINING):
-                self._leave(member, "the run has ended")
+            for member in self.in_state(MemberState.JOINING):
+                self.dismiss(member, "the run has ended")
             if self.book.waits_for_checkpoint(self.round):
                 # the model is exported before the last checkpoint's parts are written
                 self.fail("a replica died before the final model and checkpoint were whole: go on with --run.resume")
@@ -467,7 +388,8 @@ class Coordinator:
 
     # ---- small things ---------------------------------------------------------------------------------------------
 
-    def _in(self, *states: MemberState) -> list[Member]:
+    def in_state(self, *states: MemberState) -> list[Member]:
+        """Members in one of these states."""
         return [x for x in self.members.values() if x.state in states]
 
     def _arrival(self, index: int) -> m.Arrival:
@@ -475,8 +397,10 @@ class Coordinator:
         assert arrival is not None
         return arrival
 
-    def _answer(self, index: int, answer: m.Answer) -> None:
+    def answer(self, index: int, answer: m.Answer) -> None:
+        """Answer a member's request."""
         self.outbox.append((index, answer))
 
-    def _steps_to_next(self) -> int:
-        return self._agreement.steps_to_next(self.where.step)
+    def steps_to_next(self) -> int:
+        """Nominal inner steps of the next round; 0 after the last."""
+        return self.agreement.steps_to_next(self.where.step)

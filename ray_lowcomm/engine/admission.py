@@ -1,0 +1,109 @@
+"""Who may take part, and from which state: the first start, joiners, and the start after all were lost."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ray_lowcomm.engine import answers
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.membership import LIVE, Member, MemberState
+
+if TYPE_CHECKING:
+    from ray_lowcomm.engine.coordinator import Coordinator
+
+
+class Admission:
+    """The coordinator's dealings with members that are not training yet."""
+
+    def __init__(self, fleet: "Coordinator") -> None:
+        self._fleet = fleet
+
+    def join(self, join: m.Join) -> None:
+        """A replica has started, or gives up what it had and begins anew."""
+        old = self._fleet.members.get(join.member)
+        if old is not None and old.state in LIVE:
+            self._fleet.count_lost(old, join.reason or "was started again", alive=bool(join.reason))
+        if join.steps_lost:
+            self._fleet.book.totals.lost_inner_steps += join.steps_lost - (old.counted if old else 0)
+        member = Member(join.member, old.incarnation + 1 if old else 1, join.digest, join.endpoint)
+        self._fleet.members[join.member] = member
+        if old is not None:
+            self._fleet.after_loss(old)
+        if self._fleet.ended or self._fleet.failure or self._fleet.finishing:
+            self._fleet.dismiss(member, self._fleet.failure or "the run has ended")
+        elif not self._agree(join):
+            return
+        elif not self._fleet.started:
+            waiting = self._fleet.in_state(MemberState.JOINING)
+            if len(waiting) == self._fleet.plan.fleet.replicas:
+                self._begin(waiting)
+        elif not self._fleet.in_state(*LIVE):
+            self.begin_again()
+
+    def _agree(self, join: m.Join) -> bool:
+        first = not self._fleet.agreement.settings
+        differing = self._fleet.agreement.differences(join)
+        if differing:
+            self._fleet.fail(f"replica {join.member} was started with other settings than the rest: {differing}")
+        elif first:
+            for remark in join.remarks:
+                self._fleet.notice(remark)
+            self._compare_with_checkpoint()
+        return not differing and not self._fleet.failure
+
+    def _compare_with_checkpoint(self) -> None:
+        before = (self._fleet.plan.restored or {}).get("config")
+        if before is None:
+            return
+        fatal, other = self._fleet.agreement.changes_since(before)
+        if fatal:
+            self._fleet.fail(
+                f"the checkpoint was made by another run: {fatal}; start a run of its own, with model.init_from"
+            )
+        elif other:
+            self._fleet.notice(f"goes on with other settings than before: {other}")
+
+    def _begin(self, members: list[Member]) -> None:
+        """All are there: train from the checkpoint, or from the lowest member's initial weights."""
+        self._fleet.started = True
+        self._fleet.deadlines.closed()
+        self._fleet.sitting_out.clear()
+        first = min(members, key=lambda member: member.index)
+        others = [x for x in members if x.digest != first.digest and self._fleet.plan.restore is None]
+        evaluate = self._fleet.round == 0 and self._fleet.plan.run.eval_every > 0
+        for member in members:
+            if member in others:
+                member.state, member.donor = MemberState.FETCHING, first.index
+            elif member is first:
+                self._welcome(member, serve=tuple(x.index for x in others), evaluate=evaluate)
+            else:
+                self._welcome(member)
+
+    def begin_again(self) -> None:
+        """Nobody holds the shared state any more: once all are back, they go on from the last whole checkpoint."""
+        waiting = self._fleet.in_state(MemberState.JOINING)
+        if len(waiting) < self._fleet.plan.fleet.replicas:
+            return
+        lost = self._fleet.where
+        self._fleet.where = self._fleet.book.go_back(self._fleet.plan.restored)
+        self._fleet.where.generation = lost.generation
+        self._fleet.notice(f"all replicas were lost: back from round {lost.round} to round {self._fleet.round}")
+        self._begin(waiting)
+
+    def _welcome(self, member: Member, state: Any = None, serve: tuple[int, ...] = (), evaluate: bool = False) -> None:
+        member.state, member.arrival, member.vote, member.donor = MemberState.TRAINING, None, None, None
+        member.planned = self._fleet.steps_to_next()
+        answer = answers.welcome(member, self._fleet.where, self._fleet.plan, self._fleet.book, state)
+        self._fleet.answer(member.index, replace(answer, serve=serve, evaluate=evaluate))
+
+    def offer(self, offer: m.Offer) -> None:
+        """A donor has made its state available: whoever still waits for it may begin."""
+        self._fleet.answer(offer.member, m.Noted())
+        for index in offer.joiners:
+            member = self._fleet.members[index]
+            if (
+                member.state is MemberState.FETCHING
+                and member.donor == offer.member
+                and offer.round == self._fleet.round
+            ):
+                self._fleet.book.count_state_transfer(offer.member, index, offer.nbytes)
+                self._welcome(member, state=offer.state)
