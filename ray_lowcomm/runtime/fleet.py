@@ -1,6 +1,5 @@
 """A fleet on Ray: driver actor and cohorts, from start to end."""
 
-import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from ray_lowcomm.core.settings import CohortSettings
 from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.member import TrainLoop
 from ray_lowcomm.engine.replica import RunSpec
+from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.runtime.cluster import check_room
 from ray_lowcomm.runtime.cohort import Cohort
 from ray_lowcomm.runtime.driver import Driver
@@ -21,6 +21,7 @@ from ray_lowcomm.runtime.worker import WorkerPlan
 
 POLL_S = 1.0
 CALL_TIMEOUT_S = 60.0
+TRAIN_FOLDER = ".ray_train"
 LEAVE_S = 15.0  # how long replicas may take to leave by themselves
 
 
@@ -56,8 +57,8 @@ class RayFleet:
         return dict(ray.get(self._driver.pids.remote(), timeout=CALL_TIMEOUT_S))
 
     def _start_cohorts(self, train: TrainLoop) -> None:
-        # Ray Train keeps files of its own in its storage path; nothing of them is needed
-        storage = tempfile.gettempdir() + "/ray_lowcomm_train"
+        # Ray Train keeps files of its own, which nobody needs, in a place that it must see from all nodes
+        storage = f"{self._plan.directory}/{TRAIN_FOLDER}"
         first = 0
         settings = self._plan.fleet.cohorts or (CohortSettings(replicas=self._plan.fleet.replicas),)
         for number, cohort in enumerate(settings):
@@ -95,3 +96,6 @@ class RayFleet:
             self._on_event(Event("notice", f"ending the run was not clean: {type(error).__name__}"))
         finally:
             ray.kill(self._driver)
+            storage = Storage(self._plan.directory)
+            if storage.exists(TRAIN_FOLDER):
+                storage.delete(TRAIN_FOLDER)
