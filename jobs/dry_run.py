@@ -20,14 +20,16 @@ def print_dry_run(config: TrainConfig) -> None:
 
 def estimate(config: TrainConfig) -> dict[str, str]:
     """Lines of the table, by name."""
-    from ray_lowcomm.data import load
+    from ray_lowcomm.data import in_order, load
     from ray_lowcomm.default_loop import make_optimizer
     from ray_lowcomm.engine.buffers import BufferSync
-    from ray_lowcomm.models import build
+    from ray_lowcomm.models import build, check_loss
 
     settings = strategies.resolve(config.strategy)
     dataset = load(config.data, "train")
     model = build(config.model, getattr(dataset, "model_defaults", None))
+    batch = next(iter(in_order(dataset, config.inner.batch_size)))
+    check_loss(model(batch))
     tracks = Tracks(model, make_optimizer(model, config.inner))
     buffers = BufferSync(model, config.model.buffers)
     per_round = _payloads(settings, tracks, buffers, config)

@@ -106,4 +106,7 @@ class Admission:
                 and offer.round == self._fleet.round
             ):
                 self._fleet.book.count_state_transfer(offer.member, index, offer.nbytes)
+                if self._fleet.round:
+                    joined = f"replica {index} joins with the state of replica {offer.member}"
+                    self._fleet.notice(f"round {self._fleet.round + 1}: {joined}")
                 self._welcome(member, state=offer.state)

@@ -280,7 +280,7 @@ class Coordinator:
 
     def _fired(self, fired: m.Fired) -> None:
         self.book.fired.add(fired.fault)
-        self.notice(f"fault {fired.fault} of the schedule at replica {fired.member}")
+        self.notice(f"fault {fired.fault} of the schedule: {fired.what or 'happens'} at replica {fired.member}")
         self.answer(fired.member, m.Noted())
 
     def _finished(self, finished: m.Finished) -> None:

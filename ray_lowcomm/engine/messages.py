@@ -182,6 +182,7 @@ class Fired:
 
     member: int
     fault: int
+    what: str = ""
 
 
 @dataclass(frozen=True)

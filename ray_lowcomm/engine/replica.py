@@ -322,4 +322,5 @@ class Replica:
             self._parts.data.load(welcome.positions)
 
     def _announce(self, fault: int) -> None:
-        self._host.channel.request(m.Fired(self._host.member, fault))
+        what = f"{self._spec.faults[fault].do} ({self._spec.faults[fault].phase}, round {self.rounds + 1})"
+        self._host.channel.request(m.Fired(self._host.member, fault, what))

@@ -54,16 +54,18 @@ def check_room(settings: FleetSettings) -> None:
         FleetError: with the arithmetic.
     """
     have, limits = ray.cluster_resources(), autoscaler_limits()
+    lacking = []
     for name, each in settings.resources_per_replica.items():
-        need = settings.replicas * each
-        most = max(have.get(name, 0.0), limits.get(name, 0.0))
-        if need > most + 1e-9:
-            can = f"and may grow to {limits[name]:g}" if name in limits else "and no autoscaler that could add more"
-            raise FleetError(
-                f"fleet.replicas = {settings.replicas}: {settings.replicas} x {each:g} {name} = {need:g} {name} are "
-                f"needed, the cluster has {have.get(name, 0.0):g} {can}; use fewer replicas or a smaller "
-                f"fleet.resources_per_replica.{name}"
-            )
+        need, there = settings.replicas * each, have.get(name, 0.0)
+        if need > max(there, limits.get(name, 0.0)) + 1e-9:
+            can = f" and may grow to {limits[name]:g}" if name in limits else ""
+            lacking.append(f"{settings.replicas} x {each:g} {name} = {need:g} {name} needed, {there:g} there{can}")
+    if lacking:
+        more = "" if limits else ", and no autoscaler that could add more"
+        raise FleetError(
+            f"fleet.replicas = {settings.replicas}: the cluster is too small: {'; '.join(lacking)}{more}; use fewer "
+            "replicas or smaller fleet.resources_per_replica"
+        )
     if not limits:
         _check_nodes(settings)
 

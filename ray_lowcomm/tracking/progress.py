@@ -120,7 +120,10 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         if f"bytes_{way}" in shown:
             ratio = summary.get(f"compression_{way}")
             rows.append(
-                (f"sent {way}", shown[f"bytes_{way}"] + (f", {ratio:.1f} times less than dense" if ratio else ""))
+                (
+                    f"sent {way}",
+                    shown[f"bytes_{way}"] + (f", {ratio:.1f} times less than dense rounds" if ratio else ""),
+                )
             )
     if "wall_s" in times:
         parts = [f"{label} {times[name]}" for name, label in _TIMES.items() if name in times]
