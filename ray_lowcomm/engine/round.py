@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ray_lowcomm.core.digest import digest_tensors, digest_text
 from ray_lowcomm.core.errors import ExchangeError, FleetError, PayloadError
+from ray_lowcomm.core.guards import all_finite
 from ray_lowcomm.core.payload import Payload, Proposal, Received
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.engine import messages as m
@@ -124,7 +124,7 @@ class Round:
         if work.loss is not None and not math.isfinite(float(work.loss)):
             return "its loss is not finite"
         strategy = self.parties.strategy
-        if strategy.replicated and not bool(torch.isfinite(strategy.shared_parameters()).all()):
+        if strategy.replicated and not all_finite(strategy.shared_parameters()):
             return "its parameters are not all finite"
         for op in ops:
             try:
@@ -133,7 +133,7 @@ class Round:
                 self._discard()
                 return f"{op.track}: {error}"
             self._open.append((op, proposal))
-            if proposal.payload.combine == "mean" and not bool(torch.isfinite(proposal.payload.data).all()):
+            if proposal.payload.combine == "mean" and not all_finite(proposal.payload.data):
                 self._discard()
                 return f"its {op.track} are not all finite"
         return ""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ray_lowcomm.core.digest import digest_tensors
 from ray_lowcomm.core.errors import CheckpointError, PayloadError
+from ray_lowcomm.core.guards import all_finite
 from ray_lowcomm.core.outer import OuterOptimizer
 from ray_lowcomm.core.payload import Received
 from ray_lowcomm.core.tracks import PARAMS, Tracks
@@ -105,7 +106,7 @@ class Anchored(Generic[Open]):
 
 def check_mean(received: Received) -> None:
     """Raise PayloadError unless the mean is finite (every replica has checked its own message before)."""
-    if not bool(torch.isfinite(received.parts[0]).all()):
+    if not all_finite(received.parts[0]):
         raise PayloadError("the mean received is not finite: values overflow when they are added up")
 
 

@@ -26,6 +26,7 @@ from ray_lowcomm.core.chunks import ChunkPlan, Group
 from ray_lowcomm.core.dct import dct, idct
 from ray_lowcomm.core.digest import digest_text, tensor_bytes
 from ray_lowcomm.core.errors import PayloadError, SettingError
+from ray_lowcomm.core.guards import all_finite
 
 MAGIC, VERSION, HEADER = b"RLTK", 1, struct.Struct("<4sHHQ")
 VALUE_BITS = (32, 16)
@@ -179,7 +180,7 @@ class TopK:
 
 
 def _must_be_finite(values: Tensor, problem: str) -> None:
-    if not bool(torch.isfinite(values).all()):
+    if not all_finite(values):
         raise PayloadError(problem)
 
 
