@@ -164,7 +164,7 @@ def measure(blocks: int, seconds: float) -> tuple[list[float], list[float]]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
-    parser.add_argument("--blocks", type=int, default=9, help="pairs of blocks (default 9)")
+    parser.add_argument("--blocks", type=int, default=15, help="pairs of blocks (default 15)")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of a block (default 10)")
 
 

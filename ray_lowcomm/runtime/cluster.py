@@ -1,5 +1,6 @@
 """Reaching a Ray cluster, and whether a fleet fits on it."""
 
+import math
 import os
 import signal
 import threading
@@ -36,6 +37,7 @@ def connect(settings: FleetSettings) -> bool:
         if address and address != "local":
             ray.init(address=address, **quiet)
         else:
+            _check_this_machine(settings)
             ray.init(address="local", include_dashboard=False, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
@@ -53,7 +55,13 @@ def check_room(settings: FleetSettings) -> None:
     Raises:
         FleetError: with the arithmetic.
     """
-    have, limits = ray.cluster_resources(), autoscaler_limits()
+    limits = autoscaler_limits()
+    _check_sums(settings, ray.cluster_resources(), limits)
+    if not limits:
+        _check_nodes(settings)
+
+
+def _check_sums(settings: FleetSettings, have: Mapping[str, float], limits: Mapping[str, float]) -> None:
     lacking = []
     for name, each in settings.resources_per_replica.items():
         need, there = settings.replicas * each, have.get(name, 0.0)
@@ -66,8 +74,12 @@ def check_room(settings: FleetSettings) -> None:
             f"fleet.replicas = {settings.replicas}: the cluster is too small: {'; '.join(lacking)}{more}; use fewer "
             "replicas or smaller fleet.resources_per_replica"
         )
-    if not limits:
-        _check_nodes(settings)
+
+
+def _check_this_machine(settings: FleetSettings) -> None:
+    """Before a cluster is started here, which takes a while: it cannot have more CPUs than the machine."""
+    others = {name: math.inf for name in settings.resources_per_replica if name != "CPU"}
+    _check_sums(settings, {"CPU": float(os.cpu_count() or 1), **others}, {})
 
 
 def _check_nodes(settings: FleetSettings) -> None:

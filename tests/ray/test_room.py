@@ -1,0 +1,23 @@
+"""A fleet that the cluster can never place is refused, with the arithmetic, before anything waits for it."""
+
+import pytest
+
+from ray_lowcomm.core.errors import FleetError
+from ray_lowcomm.core.settings import FleetSettings
+from ray_lowcomm.runtime.cluster import _fits, check_room
+
+
+def test_a_fleet_that_fits_is_let_in(ray_cluster):
+    check_room(FleetSettings(replicas=8, resources_per_replica={"CPU": 1}))
+    check_room(FleetSettings(replicas=16, resources_per_replica={"CPU": 0.5}))
+
+
+def test_all_that_lacks_is_named(ray_cluster):
+    with pytest.raises(FleetError, match=r"9 x 1 CPU = 9 CPU needed, 8 there; 9 x 2 GPU = 18 GPU needed, 0 there"):
+        check_room(FleetSettings(replicas=9, resources_per_replica={"CPU": 1, "GPU": 2}))
+
+
+def test_a_replica_must_fit_on_one_node():
+    assert _fits({"CPU": 8, "GPU": 1}, {"CPU": 3, "GPU": 1}) == 1
+    assert _fits({"CPU": 8}, {"CPU": 3, "GPU": 1}) == 0
+    assert _fits({"CPU": 0.3}, {"CPU": 0.1}) == 3
