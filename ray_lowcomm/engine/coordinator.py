@@ -22,7 +22,7 @@ from ray_lowcomm.engine.membership import (
     MemberState,
     listed,
     minority,
-    paced,
+    planned_steps,
 )
 
 PRESENT = (*LIVE, MemberState.JOINING)
@@ -232,16 +232,18 @@ class Coordinator:
 
     def _give_duties(self, alive: list[Member], record: dict[str, Any]) -> None:
         run, every, lowest = self.plan.run, self.plan.checkpoint.every, min(x.index for x in alive)
-        last = self.steps_to_next() == 0
+        nominal = self.steps_to_next()
+        last = nominal == 0
         evaluate = run.eval_every > 0 and (last or self.round % run.eval_every == 0)
         save = last or (every > 0 and self.round % every == 0)
         folder = self.book.open_checkpoint(self.round, [x.index for x in alive]) if save else None
         joiners = self.in_state(MemberState.JOINING)
-        pace = self._pace(alive)
+        seconds = {x.index: self._seconds_per_step.get(x.index, 0.0) for x in alive}
+        steps = planned_steps(self.plan.fleet.pace, nominal, seconds)
         for member in alive:
             first = member.index == lowest
             member.state, member.arrival, member.vote = MemberState.TRAINING, None, None
-            member.planned = pace[member.index]
+            member.planned = steps[member.index]
             commit = m.Commit(
                 round=self.round,
                 inner_steps=member.planned,
@@ -259,12 +261,6 @@ class Coordinator:
                 member.state, member.donor = MemberState.FETCHING, lowest
         self.finishing = self.finishing or last
         self.book.hold(lowest, record, evaluate)
-
-    def _pace(self, alive: list[Member]) -> dict[int, int]:
-        nominal = self.steps_to_next()
-        if self.plan.fleet.pace == "equal" or nominal == 0:
-            return dict.fromkeys((x.index for x in alive), nominal)
-        return paced(nominal, {x.index: self._seconds_per_step.get(x.index, 0.0) for x in alive})
 
     # ---- duties done ----------------------------------------------------------------------------------------------
 
@@ -385,8 +381,6 @@ class Coordinator:
                 return
             self.ended = True
             self.events.append(Event("ended", self.where.step >= self.plan.total))
-
-    # ---- small things ---------------------------------------------------------------------------------------------
 
     def in_state(self, *states: MemberState) -> list[Member]:
         """Members in one of these states."""

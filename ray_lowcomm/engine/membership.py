@@ -73,6 +73,13 @@ def paced(nominal: int, seconds_per_step: dict[int, float]) -> dict[int, int]:
     return {m: max(1, int(nominal * fastest / s)) if s > 0 else nominal for m, s in seconds_per_step.items()}
 
 
+def planned_steps(pace: str, nominal: int, seconds_per_step: dict[int, float]) -> dict[int, int]:
+    """Inner steps of the next round for each member, by the setting `fleet.pace`; all 0 at the end of the run."""
+    if pace == "equal" or nominal == 0:
+        return dict.fromkeys(seconds_per_step, nominal)
+    return paced(nominal, seconds_per_step)
+
+
 def minority(digests: dict[int, str]) -> tuple[int, ...] | None:
     """Members whose shared state differs from that of a strict majority; None where there is no majority."""
     (digest, count), *rest = Counter(digests.values()).most_common()
