@@ -1,8 +1,10 @@
 """What the fleet costs the inner loop: one replica of the default job against the same model in a bare PyTorch loop.
 
-Both run in one process with one torch thread, in blocks that alternate. The replica runs the job's own train function
-(`dct_momentum`, H = 32, local transport); time spent in exchanges and waits is left out, everything else counts: data,
-proposing and applying rounds, digests. The bare loop has the same batches, clipping, schedule and optimizer.
+Both run in one process with one torch thread and take turns: a whole round of the replica, then as many steps of the
+bare loop, until each has had the seconds of a block; turns this short meet the same noise of the machine. The replica
+runs the job's own train function (`dct_momentum`, H = 32, local transport); time spent in exchanges and waits is left
+out, everything else counts: data, proposing and applying rounds, digests. The bare loop has the same batches, clipping,
+schedule and optimizer.
 """
 
 import argparse
@@ -67,20 +69,19 @@ class BareLoop:
         self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
 
-    def rate(self, seconds: float) -> float:
-        """Steps per second over a block."""
-        begun, steps = time.perf_counter(), 0
-        while time.perf_counter() - begun < seconds:
+    def run(self, steps: int) -> float:
+        """Seconds that this many steps take."""
+        begun = time.perf_counter()
+        for _ in range(steps):
             self.step()
-            steps += 1
-        return steps / (time.perf_counter() - begun)
+        return time.perf_counter() - begun
 
 
 @dataclass
 class Alternating:
-    """A replica as the train function sees it; after each block of its own it lets the bare loop have one.
+    """A replica as the train function sees it; after each of its rounds it lets the bare loop take as many steps.
 
-    A block of the replica ends with a round, so that it pays for whole rounds. The first pair of blocks is warm-up.
+    A pair of blocks ends when both sides have had their seconds. The first pair is warm-up.
     """
 
     replica: Replica
@@ -92,7 +93,7 @@ class Alternating:
     theirs: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._begin()
+        self._begin_blocks()
 
     @property
     def finished(self) -> bool:
@@ -103,14 +104,25 @@ class Alternating:
         """As `Replica.step`."""
         rounds = self.replica.rounds
         self.replica.step(loss, tokens)
-        self._steps += 1
-        if self.replica.rounds > rounds and time.perf_counter() - self._begun >= self.seconds:
-            self.ours.append(self._steps / (time.perf_counter() - self._begun - (self.idle() - self._idle_before)))
-            self.theirs.append(self.bare.rate(self.seconds))
-            self._begin()
+        self._turn += 1
+        if self.replica.rounds == rounds:
+            return
+        self._ours_s += time.perf_counter() - self._begun - (self.idle() - self._idle_before)
+        self._bare_s += self.bare.run(self._turn)
+        self._steps += self._turn
+        if min(self._ours_s, self._bare_s) >= self.seconds:
+            self.ours.append(self._steps / self._ours_s)
+            self.theirs.append(self._steps / self._bare_s)
+            self._begin_blocks()
+        else:
+            self._begin_turn()
 
-    def _begin(self) -> None:
-        self._steps, self._idle_before, self._begun = 0, self.idle(), time.perf_counter()
+    def _begin_blocks(self) -> None:
+        self._steps, self._ours_s, self._bare_s = 0, 0.0, 0.0
+        self._begin_turn()
+
+    def _begin_turn(self) -> None:
+        self._turn, self._idle_before, self._begun = 0, self.idle(), time.perf_counter()
 
 
 class AlternatingContext(Context):

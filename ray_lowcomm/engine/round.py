@@ -159,9 +159,12 @@ class Round:
     def _attempt(self, plan: m.Plan, wait_s: float) -> tuple[m.Answer, list[Received]]:
         """One exchange and the vote on it."""
         payloads: list[tuple[str, Payload]] = [(op.id, proposal.payload) for op, proposal in self._open]
-        began, received, problem, digest = time.perf_counter(), [], "", ""
+        began, received, problem, digest, exchange_s = time.perf_counter(), [], "", "", 0.0
         try:
-            parts = self.parties.transport.exchange(plan, payloads, lambda: self._at_phase("exchange"))
+            try:
+                parts = self.parties.transport.exchange(plan, payloads, lambda: self._at_phase("exchange"))
+            finally:
+                exchange_s = time.perf_counter() - began
             received = [Received(plan.members, plan.weights, part) for part in parts]
             for (op, proposal), part in zip(self._open, received, strict=True):
                 self.parties.owner(op).check(proposal.id, part)
@@ -175,7 +178,7 @@ class Round:
             ok=not problem,
             digest=digest,
             problem=problem,
-            exchange_s=time.perf_counter() - began,
+            exchange_s=exchange_s,
             wait_s=wait_s,
             bytes=bytes_moved(plan, payloads, self.seat.member),
         )
