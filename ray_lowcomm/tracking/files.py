@@ -3,14 +3,15 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pyarrow import ArrowException
 from pyarrow import fs as arrow_fs
 
-from ray_lowcomm.core.errors import SettingError
+from ray_lowcomm.core.errors import FleetError, SettingError
 
 _REWRITE_EVERY = 50
 
@@ -50,7 +51,8 @@ class RunFiles:
         self._last = record["round"]
         line = json.dumps(plain(record), allow_nan=False) + "\n"
         if self._local:
-            with Path(self._base, "rounds.jsonl").open("a", encoding="utf-8") as stream:
+            path = Path(self._base, "rounds.jsonl")
+            with _said_of(path), path.open("a", encoding="utf-8") as stream:
                 stream.write(line)
             return
         self._lines.append(line)
@@ -88,10 +90,21 @@ class RunFiles:
         path = f"{self._base}/{name}"
         # An object store shows a file only when it is whole; a folder needs the detour.
         there = f"{path}.{os.getpid()}.part" if self._local else path
-        with self._files.open_output_stream(there) as stream:
-            stream.write(text.encode())
-        if self._local:
-            os.replace(there, path)
+        with _said_of(path):
+            with self._files.open_output_stream(there) as stream:
+                stream.write(text.encode())
+            if self._local:
+                os.replace(there, path)
+
+
+@contextmanager
+def _said_of(path: object) -> Iterator[None]:
+    """A disk that is full or gone is the user's to mend: one line, no stack."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or " ".join(str(error).split())
+        raise FleetError(f"{path} cannot be written: {reason}; mend that and go on with --run.resume") from error
 
 
 def plain(value: Any) -> Any:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ray_lowcomm.core.errors import SettingError
+from ray_lowcomm.core.errors import FleetError, SettingError
 from ray_lowcomm.tracking.files import RunFiles, plain
 
 from .helpers import record
@@ -78,3 +78,11 @@ def test_a_store_that_cannot_append_is_rewritten(tmp_path, monkeypatch):
 def test_unknown_file_system():
     with pytest.raises(SettingError, match=r"run\.output_dir = 'nonsense://x/y'"):
         RunFiles("nonsense://x/y")
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    files = RunFiles(str(tmp_path))
+    (tmp_path / "rounds.jsonl").unlink()
+    (tmp_path / "rounds.jsonl").symlink_to("/dev/full")
+    with pytest.raises(FleetError, match=r"rounds\.jsonl cannot be written: No space left on device"):
+        files.round(record(1))
