@@ -1,0 +1,195 @@
+"""What a run will send, before it runs: the model's shapes, and the messages of the strategy itself.
+
+Dense messages are counted to the byte. How long coded indices become depends on where they lie: compressed messages are
+counted with evenly scattered ones, and real ones are rarely longer. No weights are made: a model is built on torch's
+meta device where its factory allows that.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ray_lowcomm import strategies
+from ray_lowcomm.config import TrainConfig
+from ray_lowcomm.core.layout import Layout
+from ray_lowcomm.core.names import trainable_parameters, work_dtype
+from ray_lowcomm.core.payload import Combine, Payload
+from ray_lowcomm.core.schedule import SyncOp
+from ray_lowcomm.core.settings import InnerSettings, ModelSettings
+from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.engine.buffers import BufferSync
+from ray_lowcomm.engine.messages import Bytes, Plan
+from ray_lowcomm.engine.transport import bytes_moved
+from ray_lowcomm.strategies.contract import Strategy
+from ray_lowcomm.strategies.gathered import Gathered
+
+
+@dataclass(frozen=True)
+class Message:
+    """A payload without its values: `numel` elements of `dtype`."""
+
+    track: str
+    combine: Combine
+    numel: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, track: str, payload: Payload) -> "Message":
+        """What is left of a payload when its values are forgotten."""
+        return cls(track, payload.combine, payload.data.numel(), payload.data.dtype)
+
+    @property
+    def payload(self) -> Payload:
+        """A payload of that size, on the meta device."""
+        return Payload(self.combine, torch.empty(self.numel, dtype=self.dtype, device="meta"))
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """All that a message's size depends on: the layout of the trainable parameters, and the messages of the buffers."""
+
+    layout: Layout
+    buffers: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """A whole run in which nothing goes wrong.
+
+    `moved` are bytes as in summary.json (keys up, down, buffer, wire_up, wire_down), of the replica with most;
+    `collectives` counts the exchanges' operations by how they combine.
+    """
+
+    steps: int
+    replicas: int
+    rounds: int
+    moved: Bytes
+    collectives: Mapping[Combine, int]
+
+
+class Estimator:
+    """Costs of many configurations. It remembers the sizes of the models it has seen, also when it is pickled."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, ModelSizes] = {}
+
+    def cost(self, config: TrainConfig) -> RunCost:
+        """What the run will send.
+
+        Raises:
+            ModelError, DataError: the model cannot be built, or the data that its sizes depend on cannot be read.
+        """
+        key = repr((config.model, config.data))
+        if key not in self._sizes:
+            self._sizes[key] = model_sizes(config)
+        return run_cost(config, self._sizes[key])
+
+
+def model_sizes(config: TrainConfig) -> ModelSizes:
+    """Sizes of the configured model; the data is opened only where the model takes a size from it.
+
+    A factory that fails on the meta device is called again for a real model, which then needs its memory.
+    """
+    from ray_lowcomm.data import load
+    from ray_lowcomm.models import MODELS, build
+
+    settings = replace(config.model, init_from=None)
+    defaults: Mapping[str, Any] | None = None
+    if settings.name in MODELS:
+        defaults = getattr(load(config.data, "train"), "model_defaults", None)
+    with torch.random.fork_rng(devices=[]):
+        try:
+            return sizes_of(_on_meta(settings, defaults), config.model.buffers)
+        except Exception:  # whatever a factory does with tensors that have no values
+            return sizes_of(build(settings, defaults), config.model.buffers)
+
+
+def sizes_of(model: nn.Module, buffers: Literal["average", "local", "first"]) -> ModelSizes:
+    """Sizes of a model. Its values do not matter."""
+    parameters = trainable_parameters(model)
+    layout = Layout.of({name: p.data for name, p in parameters.items()}, work_dtype(list(parameters.values())))
+    sync = BufferSync(model, buffers)
+    messages = tuple(Message.of(op.track, sync.propose(op).payload) for op in sync.ops(1, 1, "after_step"))
+    return ModelSizes(layout, messages)
+
+
+def run_cost(config: TrainConfig, sizes: ModelSizes) -> RunCost:
+    """What a run of these settings sends with a model of these sizes."""
+    settings = strategies.resolve(config.strategy)
+    tracks = _Shapes(sizes.layout, _optimizer(config.inner))
+    strategy = strategies.build(settings, tracks)
+    schedule = strategies.schedule(settings, strategies.moments_of(tracks), config.run.seed, config.inner.steps)
+    rounds: Counter[tuple[str, ...]] = Counter()
+    step = 0
+    while (following := schedule.next_step(step)) is not None:
+        step = following
+        rounds[tuple(op.track for op in schedule.ops(step))] += 1
+
+    world = config.fleet.max_replicas
+    sent = {track: _message(strategy, track) for track in {track for tracks in rounds for track in tracks}}
+    moved: Counter[str] = Counter(dict.fromkeys(("up", "down", "buffer", "wire_up", "wire_down"), 0))
+    collectives: Counter[Combine] = Counter()
+    for due, count in rounds.items():
+        messages = [*(sent[track] for track in due), *sizes.buffers]
+        for kind, amount in _moved(messages, world).items():
+            moved[kind] += amount * count
+        for message in messages if world > 1 else ():
+            collectives[message.combine] += count
+    return RunCost(config.inner.steps, world, rounds.total(), dict(moved), dict(collectives))
+
+
+class _Shapes(Tracks):
+    """Tracks that have a layout and no values: whatever is read is on the meta device."""
+
+    def __init__(self, layout: Layout, optimizer: torch.optim.Optimizer) -> None:
+        self.layout, self.optimizer, self.parameters = layout, optimizer, {}
+
+    def read(self, track: str) -> Tensor:
+        return torch.empty(self.layout.numel, dtype=self.layout.dtype, device="meta")
+
+
+def _optimizer(inner: InnerSettings) -> torch.optim.Optimizer:
+    """One that has the moments of the run's: which ones there are does not depend on the model."""
+    from ray_lowcomm.default_loop import make_optimizer
+
+    return make_optimizer(nn.Linear(1, 1), inner)
+
+
+def _message(strategy: Strategy, track: str) -> Message:
+    if isinstance(strategy, Gathered):  # to encode would need values
+        return Message(track, "gather", strategy.codec.nbytes, torch.uint8)
+    proposal = strategy.propose(SyncOp(track, 1, 1))
+    strategy.discard(proposal.id)
+    return Message.of(track, proposal.payload)
+
+
+def _moved(messages: list[Message], world: int) -> Bytes:
+    """Bytes of one round, of the replica with most: the lowest rank sends what the others only receive."""
+    payloads = [(f"{message.track}@1", message.payload) for message in messages]
+    members = tuple(range(world))
+    sizes = {op: (payload.nbytes,) * world for op, payload in payloads}
+    plan = Plan(0, 1, members, (1 / world,) * world, sizes, deadline_s=1.0)
+    first, last = bytes_moved(plan, payloads, 0), bytes_moved(plan, payloads, world - 1)
+    return {kind: max(first[kind], last[kind]) for kind in first}
+
+
+def _on_meta(settings: ModelSettings, defaults: Mapping[str, Any] | None) -> nn.Module:
+    """The model with one element of memory a parameter, in the shapes of the real one; ties stay ties."""
+    from ray_lowcomm.models import build
+
+    with torch.device("meta"):
+        model = build(settings, defaults)
+    hollow: dict[Tensor, Tensor] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if parameter not in hollow:
+                one = torch.zeros(1, dtype=parameter.dtype, device="cpu")
+                hollow[parameter] = nn.Parameter(one.expand(parameter.shape), requires_grad=parameter.requires_grad)
+            setattr(module, name, hollow[parameter])
+        for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+            setattr(module, name, hollow.setdefault(buffer, torch.zeros_like(buffer, device="cpu")))
+    return model
