@@ -1,28 +1,15 @@
 """How every job ends: exit codes, one line for a person's mistake, and a stop that is asked for by signal."""
 
-import signal
+import os
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
+from typing import NoReturn
 
 from ray_lowcomm.config import ConfigError
 from ray_lowcomm.core.errors import LowCommError, SettingError
+from ray_lowcomm.runtime.stopping import sigterm_interrupts
 
 EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 130
-
-
-def bridge_sigterm() -> None:
-    """Makes SIGTERM do what Ctrl-C does: `ray job stop` sends it (SIGKILL follows 3 s later), Ray Train obeys SIGINT.
-
-    `ray.init` installs a SIGTERM handler of its own: call this again after it. In the main thread only.
-    """
-    signal.signal(signal.SIGTERM, _interrupt)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    if not callable(signal.getsignal(signal.SIGINT)):
-        raise KeyboardInterrupt  # a shell starts what it puts in the background with SIGINT ignored
-    signal.raise_signal(signal.SIGINT)
 
 
 def run_main(function: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> int:
@@ -32,18 +19,28 @@ def run_main(function: Callable[[Sequence[str]], int | None], argv: Sequence[str
     SIGTERM). An error that is the user's to mend is printed as it is, without a stack; any other is a fault in this
     program and keeps its stack.
     """
-    before = signal.getsignal(signal.SIGTERM)
     try:
-        bridge_sigterm()
-        return function(sys.argv[1:] if argv is None else argv) or 0
+        with sigterm_interrupts():
+            return function(sys.argv[1:] if argv is None else argv) or 0
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return EXIT_STOPPED
     except LowCommError as error:
         print(_said(error), file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError | SettingError) else EXIT_FAILED
-    finally:
-        signal.signal(signal.SIGTERM, before)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process with the exit code of `run_main`.
+
+    One that was stopped goes at once: to take an interpreter with Ray and MLflow in it apart may take longer than the
+    3 s that `ray job stop` gives, and by then everything that must be written is written.
+    """
+    if code == EXIT_STOPPED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _said(error: LowCommError) -> str:

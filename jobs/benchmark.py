@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.console import Console
 
 from jobs._main import run_main
-from jobs.benchmarks import overhead, toy
+from jobs.benchmarks import learning, overhead, toy
 
-BENCHMARKS = {"toy": toy, "overhead": overhead}
+BENCHMARKS = {"toy": toy, "overhead": overhead, "learning": learning}
 
 
 def main(argv: Sequence[str]) -> int:

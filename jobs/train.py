@@ -6,13 +6,13 @@ With no argument at all: a byte-level GPT on the source code of Python's standar
 about a minute on two cores. ``--help`` lists all fields, ``--dry-run`` says what the run would do and cost.
 """
 
-import sys
 from collections.abc import Sequence
 
 from pydantic import Field
 
-from jobs._main import run_main
-from ray_lowcomm.config import TrainConfig, load_config, to_yaml
+from jobs._main import leave, run_main
+from jobs._paths import settled
+from ray_lowcomm.config import TrainConfig, load_config
 
 
 class JobConfig(TrainConfig):
@@ -23,7 +23,7 @@ class JobConfig(TrainConfig):
 
 def main(argv: Sequence[str]) -> None:
     """Run the job with these arguments."""
-    config = load_config(argv, JobConfig)
+    config = settled(load_config(argv, JobConfig))
     if config.dry_run:
         from jobs.dry_run import print_dry_run
 
@@ -34,31 +34,11 @@ def main(argv: Sequence[str]) -> None:
 
 def train(config: TrainConfig) -> None:
     """Train as configured; FleetError if the run fails."""
-    from ray_lowcomm.default_loop import DefaultLoop
-    from ray_lowcomm.runtime.trainer import LowCommTrainer
     from ray_lowcomm.tracking.recorder import Recorder
+    from ray_lowcomm.training import trainer_of
 
-    agreed = {
-        "model.name": config.model.name,
-        "data.name": config.data.name,
-        "inner.batch_size": str(config.inner.batch_size),
-        "inner.lr": str(config.inner.lr),
-    }
-    trainer = LowCommTrainer(
-        DefaultLoop(config.model, config.data, config.inner, to_yaml(config)),
-        config.inner.steps,
-        strategy=config.strategy,
-        fleet=config.fleet,
-        run=config.run,
-        checkpoint=config.checkpoint,
-        faults=tuple(config.faults),
-        buffers=config.model.buffers,
-        state_on_sync=config.inner.state_on_sync,
-        agreed=agreed,
-        recorder=lambda path, start: Recorder(config, path, start),
-    )
-    trainer.fit()
+    trainer_of(config, lambda path, start: Recorder(config, path, start)).fit()
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    leave(run_main(main))

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ray_lowcomm.config_help import help_text, problem_lines
+from ray_lowcomm.config_help import help_text, problem_lines, problems_of
 from ray_lowcomm.config_sources import Source, merge, read_arguments, read_environment, read_yaml
 from ray_lowcomm.core.errors import LowCommError, SettingError
 from ray_lowcomm.core.settings import (
@@ -67,8 +67,8 @@ class LoopConfig(BaseModel):
         from ray_lowcomm import strategies  # torch takes a second to import, and `--help` needs none of it
 
         for number, fault in enumerate(self.faults):
-            if fault.replica >= self.fleet.replicas:
-                allowed = f"must be less than fleet.replicas = {self.fleet.replicas}"
+            if fault.replica >= self.fleet.max_replicas:
+                allowed = f"must be less than fleet.replicas = {self.fleet.max_replicas}"
                 raise SettingError(f"faults[{number}].replica", fault.replica, allowed)
         return self.model_copy(update={"strategy": strategies.resolve(self.strategy)})
 
@@ -135,7 +135,7 @@ def section(name: str, kind: type[S], given: object) -> S:
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
-        problem = error.errors()[0]
+        problem = problems_of(error, kind)[0]
         cause = problem.get("ctx", {}).get("error")
         if isinstance(cause, SettingError):
             raise cause from None

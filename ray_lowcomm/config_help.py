@@ -73,6 +73,8 @@ MEANINGS = {
     "strategy.residual": "where what was not sent is kept",
     "strategy.residual_decay": "share of the unsent part that is left after a round",
     "strategy.value_bits": "bits per value that is sent",
+    "strategy.value_format": "of values in 4 bits: evenly spaced, or sign and exponent",
+    "strategy.rounding": "of values that are sent in fewer bits",
     "strategy.variant": "paper: literally as published, replicas drift apart",
     "strategy.reduce": "mean over all replicas, or over who sent a coefficient",
     "strategy.combine": "how messages become one",
@@ -81,7 +83,7 @@ MEANINGS = {
     "strategy.exp_avg_sq_period": "steps between averages of the second moment",
     "strategy.periods": "the periods: as given, or in the mean",
     "strategy.overlap_steps": "a message is applied that many steps after it was made",
-    "fleet.replicas": "copies of the model that train",
+    "fleet.replicas": "copies of the model that train; [2, 8]: as many as the cluster has room for",
     "fleet.address": "of the Ray cluster (null: RAY_ADDRESS, else a local one)",
     "fleet.resources_per_replica": "what Ray gives each: --fleet.resources_per_replica.GPU 1",
     "fleet.cohorts": 'places, as JSON: [{"replicas": 2, "label_selector": {…}}, …]',
@@ -171,13 +173,38 @@ def _default(value: object) -> str:
 def problem_lines(error: ValidationError, cls: type[BaseModel], given: Sequence[Source]) -> list[str]:
     """One line per problem: the field, the value given, what is allowed, and the file or variable it came from."""
     lines = []
-    for problem in error.errors():
+    for problem in problems_of(error, cls):
         cause = problem.get("ctx", {}).get("error")
         if isinstance(cause, SettingError):
             lines.append(f"{cause}{_origin(cause.field.split('.'), given)}")
         else:
             lines.append(_line(problem, cls, given))
     return lines
+
+
+def problems_of(error: ValidationError, cls: type) -> list[ErrorDetails]:
+    """The problems of `cls`; one where a value fits no alternative of its type, of which pydantic has one for each."""
+    found: dict[tuple[int | str, ...], ErrorDetails] = {}
+    for problem in error.errors():
+        settled = _settled(problem, cls)
+        found.setdefault(settled["loc"], settled)
+    return list(found.values())
+
+
+def _settled(problem: ErrorDetails, cls: type) -> ErrorDetails:
+    path = problem["loc"]
+    for length in range(1, len(path)):
+        kind = type_at(cls, path[:length])
+        if kind is not None and _is_choice(kind):
+            msg = f"must be {describe(kind)}"
+            return ErrorDetails(type="union", loc=path[:length], msg=msg, input=problem["input"])
+    return problem
+
+
+def _is_choice(kind: Any) -> bool:
+    """Whether this is a union of several types that are no sections."""
+    options = [option for option in alternatives(kind) if option is not NoneType]
+    return len(options) > 1 and not any(members(option) for option in options)
 
 
 def _line(problem: ErrorDetails, cls: type[BaseModel], given: Sequence[Source]) -> str:

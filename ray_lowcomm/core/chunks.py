@@ -1,18 +1,20 @@
-"""How tensors are cut into chunks, and groups of equal-shaped chunks as one batch.
+"""How tensors are cut into chunks, and groups of equal-shaped chunks as batches.
 
 A tensor with two or more dimensions is viewed as a matrix [d0, rest] and cut into tiles of `chunk_size` x `chunk_size`;
-any other into runs of `chunk_size`². Chunks at an edge are shorter: nothing is padded. Group by group a chunked flat
-vector is a list of batches, [count, rows, columns] for tiles and [count, length] for runs.
+any other into runs of `chunk_size`². Chunks at an edge are shorter: nothing is padded. All chunks of one shape are a
+group; its batches are [count, rows, columns] for tiles and [count, length] for runs. A slab is a part of a group that
+is worked on at once: few enough elements to stay in a processor's cache.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from ray_lowcomm.core.integers import divided
 from ray_lowcomm.core.layout import Layout
 
 Sides = Callable[[int], int]
@@ -21,13 +23,73 @@ Shape = tuple[int, ...]  # (rows, columns) of a tile, (length,) of a run
 
 @dataclass(frozen=True)
 class Block:
-    """A rectangle of equal chunks inside one tensor: flat offset, strides and where it stands in its group."""
+    """A rectangle of equal chunks inside one tensor: where it lies in the flat vector, and where in its group."""
 
+    tensor: int  # number of the tensor in the layout
     offset: int
     width: int  # elements of a row of the matrix the rectangle lies in
     down: int  # chunks along the rows
     across: int  # chunks along the columns
     start: int  # index in the group of the rectangle's first chunk
+
+    @property
+    def count(self) -> int:
+        """Chunks in the rectangle."""
+        return self.down * self.across
+
+
+@dataclass(frozen=True)
+class Slab:
+    """The chunks [start, stop) of a group, of one shape, as rectangles."""
+
+    shape: Shape
+    start: int
+    stop: int
+    blocks: tuple[Block, ...]
+
+    def gather(self, flat: Tensor, out: Tensor | None = None) -> Tensor:
+        """Copy of these chunks of `flat` [n], [stop − start, *shape]; written into the front of `out` if given."""
+        count = self.stop - self.start
+        if out is None:
+            batch = flat.new_empty((count, *self.shape))
+        else:
+            batch = out[: count * math.prod(self.shape)].view(count, *self.shape)
+        for block in self.blocks:
+            self._rectangle(batch, block).copy_(self._window(flat, block))
+        return batch
+
+    def scatter(self, batch: Tensor, flat: Tensor) -> None:
+        """Write a batch of these chunks to their places in `flat` [n]: the inverse of `gather`."""
+        for block in self.blocks:
+            self._window(flat, block).copy_(self._rectangle(batch, block))
+
+    def add(self, batch: Tensor, flat: Tensor, alpha: float) -> None:
+        """Add `alpha` times a batch of these chunks to `flat` [n]."""
+        for block in self.blocks:
+            self._window(flat, block).add_(self._rectangle(batch, block), alpha=alpha)
+
+    def _window(self, flat: Tensor, block: Block) -> Tensor:
+        """Strided view of contiguous `flat` on a rectangle: [down, across, rows, columns], or [across, length]."""
+        at = flat.storage_offset() + block.offset
+        if len(self.shape) == 1:
+            return flat.as_strided((block.across, self.shape[0]), (self.shape[0], 1), at)
+        rows, columns = self.shape
+        size = (block.down, block.across, rows, columns)
+        return flat.as_strided(size, (rows * block.width, columns, block.width, 1), at)
+
+    def _rectangle(self, batch: Tensor, block: Block) -> Tensor:
+        """View of the batch on the chunks of one rectangle, in the shape of `_window`."""
+        part = batch.narrow(0, block.start - self.start, block.count)
+        return part if len(self.shape) == 1 else part.view(block.down, block.across, *self.shape)
+
+
+@dataclass(frozen=True)
+class Places:
+    """For each chunk of a group, int64 [count]: flat offset of its first element, width of its matrix, its tensor."""
+
+    origin: Tensor
+    width: Tensor
+    tensor: Tensor
 
 
 @dataclass(frozen=True)
@@ -43,6 +105,49 @@ class Group:
         """Elements of one chunk."""
         return math.prod(self.shape)
 
+    @property
+    def whole(self) -> Slab:
+        """All chunks as one slab."""
+        return Slab(self.shape, 0, self.count, self.blocks)
+
+    def slabs(self, limit: int) -> list[Slab]:
+        """All chunks, in order, in slabs of at most `limit` elements (or of one chunk, where that is larger)."""
+        chunks = max(1, limit // self.elements)
+        slabs: list[Slab] = []
+        held: list[Block] = []
+        for block in self.blocks:
+            for piece in _pieces(block, self.shape, chunks):
+                if held and piece.start + piece.count - held[0].start > chunks:
+                    slabs.append(self._slab(held))
+                    held = []
+                held.append(piece)
+        return [*slabs, self._slab(held)] if held else slabs
+
+    @cached_property
+    def places(self) -> Places:
+        """Where the chunks are."""
+        origins, widths, tensors = [], [], []
+        rows, columns = self.shape if len(self.shape) == 2 else (1, self.shape[0])
+        for block in self.blocks:
+            down = torch.arange(block.down).mul_(rows * block.width)
+            across = torch.arange(block.across).mul_(columns)
+            origins.append((down.unsqueeze(1) + across + block.offset).view(-1))
+            widths.append(torch.full((block.count,), block.width))
+            tensors.append(torch.full((block.count,), block.tensor))
+        return Places(torch.cat(origins), torch.cat(widths), torch.cat(tensors))
+
+    def positions(self, indices: Tensor, places: Places) -> Tensor:
+        """Flat positions, int64 [count, k], of elements `indices` [count, k] of each chunk."""
+        origin = places.origin.unsqueeze(1)
+        if len(self.shape) == 1:
+            return origin + indices
+        row = divided(indices, self.shape[1])
+        return (row * (places.width.unsqueeze(1) - self.shape[1])).add_(indices).add_(origin)
+
+    def _slab(self, blocks: list[Block]) -> Slab:
+        last = blocks[-1]
+        return Slab(self.shape, blocks[0].start, last.start + last.count, tuple(blocks))
+
 
 @dataclass(frozen=True)
 class ChunkPlan:
@@ -56,6 +161,12 @@ class ChunkPlan:
     def tiles(cls, layout: Layout, chunk_size: int) -> "ChunkPlan":
         """Tiles of chunk_size x chunk_size, runs of chunk_size² (the default)."""
         return cls(layout, lambda size: chunk_size, lambda size: chunk_size**2)
+
+    @classmethod
+    def runs(cls, layout: Layout, length: int) -> "ChunkPlan":
+        """Every tensor in runs of `length`, whatever its shape."""
+        flat = replace(layout, shapes=tuple((size,) for size in layout.sizes))
+        return cls(flat, lambda size: size, lambda size: length)
 
     @classmethod
     def divisors(cls, layout: Layout, chunk_size: int) -> "ChunkPlan":
@@ -75,46 +186,26 @@ class ChunkPlan:
         blocks: dict[Shape, list[Block]] = {}
         counts: dict[Shape, int] = {}
         offset = 0
-        for shape, size in zip(self.layout.shapes, self.layout.sizes, strict=True):
-            for chunk, block in self._rectangles(shape, size, offset):
+        for tensor, (shape, size) in enumerate(zip(self.layout.shapes, self.layout.sizes, strict=True)):
+            for chunk, (at, width, down, across) in self._rectangles(shape, size, offset):
                 start = counts.get(chunk, 0)
-                blocks.setdefault(chunk, []).append(Block(block[0], block[1], block[2], block[3], start))
-                counts[chunk] = start + block[2] * block[3]
+                blocks.setdefault(chunk, []).append(Block(tensor, at, width, down, across, start))
+                counts[chunk] = start + down * across
             offset += size
         return tuple(Group(chunk, counts[chunk], tuple(parts)) for chunk, parts in blocks.items())
 
-    def gather(self, flat: Tensor) -> list[Tensor]:
-        """Batches of chunks copied from `flat` [n], one a group."""
-        flat = flat.contiguous()  # windows are laid over the storage
-        batches = []
-        for group in self.groups:
-            batch = flat.new_empty((group.count, *group.shape))
-            for block in group.blocks:
-                _rectangle(batch, group, block).copy_(_window(flat, group, block))
-            batches.append(batch)
-        return batches
-
-    def scatter(self, batches: list[Tensor]) -> Tensor:
-        """New flat vector [n] from batches of chunks: the inverse of `gather`."""
-        flat = torch.empty(self.layout.numel, dtype=self.layout.dtype, device=batches[0].device if batches else "cpu")
-        for group, batch in zip(self.groups, batches, strict=True):
-            for block in group.blocks:
-                _window(flat, group, block).copy_(_rectangle(batch, group, block))
-        return flat
-
-    def _rectangles(self, shape: Shape, size: int, offset: int) -> list[tuple[Shape, tuple[int, int, int, int]]]:
+    def _rectangles(self, shape: Shape, size: int, offset: int) -> Iterator[tuple[Shape, tuple[int, int, int, int]]]:
         """(chunk shape, (offset, width, down, across)) of the equal rectangles of one tensor."""
         if size == 0:
-            return []
+            return
         if len(shape) < 2:
-            side = self.run_length(size)
-            return [((length,), (offset + at, size, 1, count)) for at, length, count in _cuts(size, side)]
+            for at, length, count in _cuts(size, self.run_length(size)):
+                yield (length,), (offset + at, size, 1, count)
+            return
         rows, columns = shape[0], size // shape[0]
-        out: list[tuple[Shape, tuple[int, int, int, int]]] = []
         for top, height, down in _cuts(rows, self.tile_side(rows)):
             for left, breadth, across in _cuts(columns, self.tile_side(columns)):
-                out.append(((height, breadth), (offset + top * columns + left, columns, down, across)))
-        return out
+                yield (height, breadth), (offset + top * columns + left, columns, down, across)
 
 
 def _cuts(size: int, side: int) -> list[tuple[int, int, int]]:
@@ -124,19 +215,17 @@ def _cuts(size: int, side: int) -> list[tuple[int, int, int]]:
     return [*cuts, (whole * side, rest, 1)] if rest else cuts
 
 
-def _window(flat: Tensor, group: Group, block: Block) -> Tensor:
-    """Strided view of `flat` on a rectangle: [down, across, rows, columns], or [across, length] for runs."""
-    if len(group.shape) == 1:
-        return flat.as_strided(
-            (block.across, group.shape[0]), (group.shape[0], 1), flat.storage_offset() + block.offset
-        )
-    rows, columns = group.shape
-    size = (block.down, block.across, rows, columns)
-    strides = (rows * block.width, columns, block.width, 1)
-    return flat.as_strided(size, strides, flat.storage_offset() + block.offset)
-
-
-def _rectangle(batch: Tensor, group: Group, block: Block) -> Tensor:
-    """View of a group's batch on the chunks of one rectangle, in the shape of `_window`."""
-    part = batch.narrow(0, block.start, block.down * block.across)
-    return part if len(group.shape) == 1 else part.view(block.down, block.across, *group.shape)
+def _pieces(block: Block, shape: Shape, chunks: int) -> Iterator[Block]:
+    """A rectangle in parts of at most `chunks` chunks: several rows of chunks each, or parts of one row."""
+    rows, columns = shape if len(shape) == 2 else (1, shape[0])
+    down = max(1, chunks // block.across)
+    across = min(chunks, block.across)
+    for top in range(0, block.down, down):
+        for left in range(0, block.across, across):
+            yield replace(
+                block,
+                offset=block.offset + top * rows * block.width + left * columns,
+                down=min(down, block.down - top),
+                across=min(across, block.across - left),
+                start=block.start + top * block.across + left,
+            )

@@ -20,19 +20,32 @@ def basis(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return matrix.to(device=device, dtype=dtype)
 
 
-def dct(chunks: Tensor) -> Tensor:
-    """DCT-II of runs [count, length], or separably of tiles [count, rows, columns]."""
-    if chunks.dim() == 2:
-        return chunks @ basis(chunks.shape[1], chunks.dtype, chunks.device).T
-    rows, columns = chunks.shape[1:]
-    right = chunks @ basis(columns, chunks.dtype, chunks.device).T
-    return basis(rows, chunks.dtype, chunks.device) @ right
+def dct(chunks: Tensor, room: Tensor | None = None) -> Tensor:
+    """DCT-II of contiguous runs [count, length], or separably of tiles [count, rows, columns].
+
+    `room`, [2, at least as many elements], is written over if given: the result lies in it. Fresh memory costs more
+    than the transform.
+    """
+    return _transform(chunks, room, inverse=False)
 
 
-def idct(coefficients: Tensor) -> Tensor:
+def idct(coefficients: Tensor, room: Tensor | None = None) -> Tensor:
     """Inverse of `dct`, same shapes."""
-    if coefficients.dim() == 2:
-        return coefficients @ basis(coefficients.shape[1], coefficients.dtype, coefficients.device)
-    rows, columns = coefficients.shape[1:]
-    right = coefficients @ basis(columns, coefficients.dtype, coefficients.device)
-    return basis(rows, coefficients.dtype, coefficients.device).T @ right
+    return _transform(coefficients, room, inverse=True)
+
+
+def _transform(chunks: Tensor, room: Tensor | None, *, inverse: bool) -> Tensor:
+    room = chunks.new_empty(2, chunks.numel()) if room is None else room
+    first, second = (half[: chunks.numel()].view(chunks.shape) for half in room)
+    columns = _basis(chunks, chunks.shape[-1], inverse=inverse)
+    torch.mm(chunks.view(-1, chunks.shape[-1]), columns.T, out=first.view(-1, chunks.shape[-1]))
+    if chunks.dim() == 2:
+        return first
+    rows = _basis(chunks, chunks.shape[1], inverse=inverse)
+    torch.bmm(rows.expand(len(chunks), -1, -1), first, out=second)
+    return second
+
+
+def _basis(chunks: Tensor, size: int, *, inverse: bool) -> Tensor:
+    matrix: Tensor = basis(size, chunks.dtype, chunks.device)
+    return matrix.T if inverse else matrix

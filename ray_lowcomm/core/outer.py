@@ -28,17 +28,24 @@ class OuterOptimizer:
         """The momentum buffer [n] before the first step: zeros, so that after it m = Δ."""
         return torch.zeros_like(anchor) if self.has_state else None
 
+    @property
+    def rate(self) -> float:
+        """What `direction_` is multiplied with."""
+        return 1.0 if self.kind == "none" else self.lr
+
     def step(self, anchor: Tensor, pseudo_gradient: Tensor, momentum: Tensor | None) -> None:
         """Update `anchor` [n] and `momentum` [n] in place; `pseudo_gradient` [n] is left alone."""
-        if self.kind == "none":
-            anchor.sub_(pseudo_gradient)
-            return
-        if momentum is None:
-            anchor.sub_(pseudo_gradient, alpha=self.lr)
-            return
+        written = self.kind == "nesterov" and momentum is not None
+        direction = self.direction_(pseudo_gradient.clone() if written else pseudo_gradient, momentum)
+        anchor.sub_(direction, alpha=self.rate)
+
+    def direction_(self, pseudo_gradient: Tensor, momentum: Tensor | None) -> Tensor:
+        """The direction [n] of a step, θ ← θ − rate · direction: do not write to it.
+
+        `momentum` [n] is updated in place, `pseudo_gradient` [n] may be written over.
+        """
+        if self.kind == "none" or momentum is None:
+            return pseudo_gradient
         momentum.mul_(self.momentum).add_(pseudo_gradient)
-        if self.kind == "nesterov":
-            # in torch's order of operations, so that results agree with it to the bit
-            anchor.sub_(pseudo_gradient.add(momentum, alpha=self.momentum), alpha=self.lr)
-        else:
-            anchor.sub_(momentum, alpha=self.lr)
+        # in torch's order of operations, so that results agree with it to the bit
+        return pseudo_gradient.add_(momentum, alpha=self.momentum) if self.kind == "nesterov" else momentum

@@ -172,7 +172,8 @@ class StrategySettings:
 
     `inner_steps` is H. `topk` is for a full chunk of `chunk_size`² coefficients. The three periods are DES-LOC's
     (in steps; `exp_avg_period` also governs `momentum_buffer`). `overlap_steps`: a message is applied that many inner
-    steps after it was made.
+    steps after it was made. `value_bits` (32, 16, 8, 4, 2, 1) and `rounding` are of the values sent; `value_format` is
+    of those of 4 bits (`e3m0`: sign and exponent only).
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -184,9 +185,11 @@ class StrategySettings:
     outer_lr: float | None = None
     outer_momentum: float | None = None
     outer_optimizer: Literal["none", "sgd", "nesterov"] | None = None
-    residual: Literal["model", "buffer"] | None = None
+    residual: Literal["model", "buffer", "none"] | None = None
     residual_decay: float | None = None
     value_bits: int | None = None
+    value_format: Literal["linear", "e3m0"] | None = None
+    rounding: Literal["nearest", "stochastic"] | None = None
     variant: Literal["consistent", "paper"] | None = None
     reduce: Literal["replicas", "senders"] | None = None
     combine: Literal["mean", "gather"] | None = None
@@ -223,6 +226,11 @@ class CohortSettings:
 class FleetSettings:
     """How many replicas, on what, and how long anybody waits for anybody. All times are in seconds.
 
+    `replicas`: a number, or [min, max] of a fleet that grows and shrinks with the cluster. Such a run begins once `min`
+    are there (and the others have not come within `grace_s`), and goes on with whoever is alive, be it fewer than
+    `min`: only a start, also the one after all were lost, waits for so many. Who is missing up to `max` is asked for as
+    long as the run lasts. Limits that count replicas (`quorum`, `cohorts`, a fault's replica) mean `max`.
+
     `collective`: gloo (CPU staging, any network) or nccl (GPUs in one place). `deadline_s` bounds one exchange;
     `hang_s` is how long a round waits for a replica that is alive but does not arrive; `start_s` how long a run waits
     for its first members. With `quorum` (a count) and `straggler: drop` a round closes `grace_s` after the quorum has
@@ -232,7 +240,7 @@ class FleetSettings:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
-    replicas: int = 2
+    replicas: int | tuple[int, int] = 2
     address: str | None = None
     resources_per_replica: dict[str, float] = field(default_factory=lambda: {"CPU": 1.0})
     cohorts: tuple[CohortSettings, ...] = ()
@@ -251,11 +259,12 @@ class FleetSettings:
 
     def __post_init__(self) -> None:
         _choices("fleet", self)
-        _positive("fleet", self, "replicas", "threads_per_replica", "deadline_s", "hang_s", "start_s", "max_failures")
+        object.__setattr__(self, "replicas", _replicas(self.replicas))
+        _positive("fleet", self, "threads_per_replica", "deadline_s", "hang_s", "start_s", "max_failures")
         _positive("fleet", self, "quorum")
         _not_negative("fleet", self, "grace_s", "max_retries")
-        if self.quorum is not None and self.quorum > self.replicas:
-            raise SettingError("fleet.quorum", self.quorum, f"must be at most fleet.replicas = {self.replicas}")
+        if self.quorum is not None and self.quorum > self.max_replicas:
+            raise SettingError("fleet.quorum", self.quorum, f"must be at most fleet.replicas = {self.max_replicas}")
         if (self.straggler == "drop") != (self.quorum is not None):
             raise SettingError("fleet.quorum", self.quorum, "goes together with fleet.straggler: drop")
         if self.threads_per_replica > 1024:
@@ -263,9 +272,42 @@ class FleetSettings:
         for name, amount in self.resources_per_replica.items():
             if not 0 <= amount < math.inf:
                 raise SettingError(f"fleet.resources_per_replica.{name}", amount, "must be 0 or greater")
+        if self.elastic and not any(self.resources_per_replica.values()):
+            allowed = "must be more than 0 of something, or a fleet cannot grow with the cluster"
+            raise SettingError("fleet.resources_per_replica", self.resources_per_replica, allowed)
         total = sum(cohort.replicas for cohort in self.cohorts)
-        if self.cohorts and total != self.replicas:
-            raise SettingError("fleet.replicas", self.replicas, f"must equal the sum over fleet.cohorts, {total}")
+        if self.cohorts and total != self.max_replicas:
+            raise SettingError("fleet.replicas", self.max_replicas, f"must equal the sum over fleet.cohorts, {total}")
+
+    @property
+    def min_replicas(self) -> int:
+        """How many replicas must be there for the run to begin."""
+        return self.replicas if isinstance(self.replicas, int) else self.replicas[0]
+
+    @property
+    def max_replicas(self) -> int:
+        """How many replicas there are at most; their numbers are less than this."""
+        return self.replicas if isinstance(self.replicas, int) else self.replicas[1]
+
+    @property
+    def size(self) -> str:
+        """How many, for people: '4' or '2 to 8'."""
+        return f"{self.min_replicas} to {self.max_replicas}" if self.elastic else str(self.max_replicas)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the fleet may grow and shrink."""
+        return self.min_replicas < self.max_replicas
+
+
+def _replicas(given: object) -> int | tuple[int, int]:
+    """A number as it is, [min, max] as a tuple, [n, n] as n."""
+    pair = given if isinstance(given, list | tuple) else (given, given)
+    whole = len(pair) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
+    if not whole or not 1 <= pair[0] <= pair[1]:
+        shown = list(given) if isinstance(given, tuple) else given
+        raise SettingError("fleet.replicas", shown, "must be a whole number of at least 1, or [min, max] of such")
+    return pair[0] if pair[0] == pair[1] else (pair[0], pair[1])
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,15 @@ class Tracks:
                 else:
                     optimizer_state.set_moment(self.optimizer, parameter, track, part)
 
+    def add(self, flat: Tensor, alpha: float = 1.0) -> None:
+        """Add `alpha` times `flat` [n] to the parameters, without a copy of all of them."""
+        with torch.no_grad():
+            for i, (parameter, part) in enumerate(zip(self._tensors, self.layout.split(flat), strict=True)):
+                if i in self._masters:
+                    self._set_parameter(i, parameter, self._parameter(i, parameter).add(part, alpha=alpha))
+                else:
+                    parameter.add_(part, alpha=alpha)
+
     def masters(self) -> dict[str, Tensor]:
         """Master copies of low-precision parameters by name, for the replica's local state."""
         names = self.layout.names

@@ -2,7 +2,7 @@
 
 import hashlib
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ class ShardedSampler:
     lowest number first. A position counts the samples taken from a shard: loading the committed positions of all shards
     into a fleet of another size loses no sample and takes none twice within an epoch of a shard.
 
+    Where a fleet grows or shrinks, `deal` shares the shards among those who are there: shard v then belongs to the
+    (v % n)-th of n.
+
     A data set with fewer than `shards` samples has one sample a shard. A replica that owns no shard takes from shard
     ``index % V`` at its own pace and reports no position: data that is too short never holds anybody up.
 
@@ -32,15 +35,29 @@ class ShardedSampler:
             raise DataError("the data set is empty: there is nothing to train on")
         if not 0 <= index < replicas or shards < 1:
             raise ValueError(f"replica {index} of {replicas} with {shards} shards")
-        self.length, self.replicas, self.index, self.seed = length, replicas, index, seed
+        self.length, self.seed, self._member = length, seed, index
         self.shards = min(shards, length)
-        self.borrows = index >= self.shards
-        own = [index % self.shards] if self.borrows else range(index, self.shards, replicas)
-        self._sizes = {v: len(range(v, length, self.shards)) for v in own}
         self._permutations: dict[int, np.ndarray] = {}
         self._queue_start: dict[int, int] = {}
         self._queue = self._queue_shards = np.empty(0, dtype=np.int64)
         self._used = 0
+        self._take_seat(index, replicas)
+
+    def deal(self, members: Sequence[int]) -> None:
+        """Share all shards among these replicas, in this order; `load` must follow.
+
+        Who is not among them owns no shard, and takes from another's without reporting a position.
+        """
+        if self._member in members:
+            self._take_seat(members.index(self._member), len(members))
+        else:
+            self._take_seat(self._member, 0)
+
+    def _take_seat(self, index: int, replicas: int) -> None:
+        self.index, self.replicas = index, replicas
+        self.borrows = index >= self.shards or not replicas
+        own = [index % self.shards] if self.borrows else range(index, self.shards, replicas)
+        self._sizes = {v: len(range(v, self.length, self.shards)) for v in own}
         self.load({})
 
     @property
@@ -108,7 +125,7 @@ class ShardedSampler:
     def _distance(self, shard: int) -> int:
         if not self.borrows:
             return 0
-        sharing = len(range(shard, self.replicas, self.shards))
+        sharing = max(1, len(range(shard, self.replicas, self.shards)))
         return self._sizes[shard] * (self.index // self.shards) // sharing
 
     def _enter(self, epoch: int, heap: list[tuple[int, int]]) -> np.ndarray:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray_lowcomm.engine import answers
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.book import Event
 from ray_lowcomm.engine.membership import LIVE, Member, MemberState
 
 if TYPE_CHECKING:
@@ -26,18 +27,15 @@ class Admission:
             self._fleet.book.totals.lost_inner_steps += join.steps_lost - (old.counted if old else 0)
         member = Member(join.member, old.incarnation + 1 if old else 1, join.digest, join.endpoint)
         self._fleet.members[join.member] = member
+        self._fleet.events.append(Event("joined", join.member))
         if old is not None:
             self._fleet.after_loss(old)
         if self._fleet.ended or self._fleet.failure or self._fleet.finishing:
             self._fleet.dismiss(member, self._fleet.failure or "the run has ended")
         elif not self._agree(join):
             return
-        elif not self._fleet.started:
-            waiting = self._fleet.in_state(MemberState.JOINING)
-            if len(waiting) == self._fleet.plan.fleet.replicas:
-                self._begin(waiting)
-        elif not self._fleet.in_state(*LIVE):
-            self.begin_again()
+        elif not self._fleet.started or not self._fleet.in_state(*LIVE):
+            self.begin_if_complete()
 
     def _agree(self, join: m.Join) -> bool:
         first = not self._fleet.agreement.settings
@@ -63,8 +61,9 @@ class Admission:
             self._fleet.notice(f"goes on with other settings than before: {other}")
 
     def _begin(self, members: list[Member]) -> None:
-        """All are there: train from the checkpoint, or from the lowest member's initial weights."""
+        """Train from the checkpoint, or from the lowest member's initial weights."""
         self._fleet.started = True
+        self._fleet.dealt = self.deal(members)
         self._fleet.deadlines.closed()
         self._fleet.sitting_out.clear()
         first = min(members, key=lambda member: member.index)
@@ -78,21 +77,33 @@ class Admission:
             else:
                 self._welcome(member)
 
-    def begin_again(self) -> None:
-        """Nobody holds the shared state any more: once all are back, they go on from the last whole checkpoint."""
-        waiting = self._fleet.in_state(MemberState.JOINING)
-        if len(waiting) < self._fleet.plan.fleet.replicas:
+    def begin_if_complete(self) -> None:
+        """Begin as soon as all are there, so that a full fleet waits for nothing."""
+        if len(self._fleet.in_state(MemberState.JOINING)) == self._fleet.plan.fleet.max_replicas:
+            self.begin()
+
+    def begin(self) -> None:
+        """Begin with whoever is there; where nobody holds the shared state any more, from the last whole checkpoint."""
+        if self._fleet.in_state(*LIVE, MemberState.LEAVING):
             return
-        lost = self._fleet.where
-        self._fleet.where = self._fleet.book.go_back(self._fleet.plan.restored)
-        self._fleet.where.generation = lost.generation
-        self._fleet.notice(f"all replicas were lost: back from round {lost.round} to round {self._fleet.round}")
-        self._begin(waiting)
+        if self._fleet.started:
+            lost = self._fleet.where
+            self._fleet.where = self._fleet.book.go_back(self._fleet.plan.restored)
+            self._fleet.where.generation = lost.generation
+            self._fleet.notice(f"all replicas were lost: back from round {lost.round} to round {self._fleet.round}")
+        self._begin(self._fleet.in_state(MemberState.JOINING))
+
+    def deal(self, members: list[Member]) -> tuple[int, ...]:
+        """Who shares the data from here on: in a fleet of a fixed size all, so that who comes back has what it had."""
+        fleet = self._fleet.plan.fleet
+        everybody = tuple(range(fleet.max_replicas))
+        return tuple(sorted(x.index for x in members)) if fleet.elastic and members else everybody
 
     def _welcome(self, member: Member, state: Any = None, serve: tuple[int, ...] = (), evaluate: bool = False) -> None:
         member.state, member.arrival, member.vote, member.donor = MemberState.TRAINING, None, None, None
         member.planned = self._fleet.steps_to_next()
-        answer = answers.welcome(member, self._fleet.where, self._fleet.plan, self._fleet.book, state)
+        fleet = self._fleet
+        answer = answers.welcome(member, fleet.where, fleet.plan, fleet.book, fleet.dealt, state)
         self._fleet.answer(member.index, replace(answer, serve=serve, evaluate=evaluate))
 
     def offer(self, offer: m.Offer) -> None:
@@ -107,6 +118,7 @@ class Admission:
             ):
                 self._fleet.book.count_state_transfer(offer.member, index, offer.nbytes)
                 if self._fleet.round:
+                    self._fleet.book.totals.replicas_joined += 1
                     joined = f"replica {index} joins with the state of replica {offer.member}"
                     self._fleet.notice(f"round {self._fleet.round + 1}: {joined}")
                 self._welcome(member, state=offer.state)

@@ -7,16 +7,21 @@ from ray_lowcomm.engine.book import Book, Position, RunPlan
 from ray_lowcomm.engine.membership import Exchange, Member, weights_of
 
 
-def welcome(member: Member, where: Position, plan: RunPlan, book: Book, state: Any) -> m.Welcome:
+def welcome(
+    member: Member, where: Position, plan: RunPlan, book: Book, dealt: tuple[int, ...], state: Any
+) -> m.Welcome:
     """A member's start: from a peer's `state`, else from the plan's checkpoint, else with what it has."""
+    restores = state is None and plan.restore is not None
     return m.Welcome(
         incarnation=member.incarnation,
         round=where.round,
         step=where.step,
         inner_steps=member.planned,
         positions=dict(book.data_positions),
+        dealt=dealt,
         state=state,
-        restore=plan.restore if state is None else None,
+        restore=plan.restore if restores else None,
+        manifest=plan.restored if restores else None,
         history=where.history,
         fired=tuple(sorted(book.fired)),
     )

@@ -31,7 +31,8 @@ class RunPlan:
 @dataclass(frozen=True)
 class Event:
     """For the host. Kinds: `record` (a round), `start_loss`, `notice` (text), `manifest` (folder, manifest: the
-    checkpoint is whole, write it), `failed` (text, traceback), `ended` (whether it was the whole run)."""
+    checkpoint is whole, write it), `joined` (a replica that waits to begin), `left` (one that was asked to leave and
+    is gone), `failed` (text, traceback), `ended` (whether it was the whole run)."""
 
     kind: str
     data: Any = None
@@ -88,6 +89,7 @@ class Book:
     ) -> dict[str, Any]:
         """Count a committed round; returns its record."""
         self.flush(None)
+        self.totals.most_members = max(self.totals.most_members, len(arrivals))
         for arrival in arrivals:
             self.data_positions.update(arrival.positions)
             self.totals.inner_steps += arrival.steps
@@ -173,7 +175,7 @@ class Book:
             "step": where.step,
             "generation": where.generation,
             "history": where.history,
-            "replicas": self.plan.fleet.replicas,
+            "replicas": self.plan.fleet.max_replicas,
             "members": sorted(parts),
             "strategy": self.plan.strategy.name,
             "config": config,
@@ -222,4 +224,6 @@ class Book:
         """Fields of summary.json that follow from what was written down."""
         digests = {str(i): d for i, d in sorted(self.digests.items())}
         fields = self.totals.summary() | {"wall_s": round(self.totals.wall_s + now - self._begun, 3)}
-        return {"rounds": rounds, "replicas": self.plan.fleet.replicas, "state_digests": digests} | fields
+        fleet = self.plan.fleet
+        replicas = self.totals.most_members if fleet.elastic else fleet.max_replicas
+        return {"rounds": rounds, "replicas": replicas, "state_digests": digests} | fields

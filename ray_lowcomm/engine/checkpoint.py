@@ -6,7 +6,7 @@ and ``manifest.json``, which is written last: a folder without one is not a chec
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -139,16 +139,15 @@ def read_manifest(storage: Storage, folder: str) -> dict[str, Any]:
 
 
 def load_member(
-    storage: Storage, folder: str, member: int, replicas: int
+    storage: Storage, folder: str, manifest: Mapping[str, Any], member: int, members: Collection[int]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
-    """(shared, local) state for a member of a run of `replicas`; local None: start as a joiner.
+    """(shared, local) state for one of the `members` that begin together; local None: start as a joiner.
 
     A joiner also gets the inner optimizer's state and the buffers of the lowest member, as it would from a live donor.
 
-    With fewer members than the checkpoint has, what the missing ones had not shared is added to those that are there,
-    so that the replicas' mean stays where it was.
+    What those of the checkpoint's members that do not begin now had not shared is added to those that do, so that the
+    replicas' mean stays where it was.
     """
-    manifest = read_manifest(storage, folder)
     files = manifest["files"]
     shared = load_tensors(storage, f"{folder}/{SHARED}", files.get(SHARED))
     saved = manifest["members"]
@@ -156,9 +155,9 @@ def load_member(
         donor = load_tensors(storage, f"{folder}/{local_name(saved[0])}", files.get(local_name(saved[0])))
         return {k: v for k, v in donor.items() if k.startswith(GIVEN)} | shared, None
     local = load_tensors(storage, f"{folder}/{local_name(member)}", files.get(local_name(member)))
-    missing = [index for index in saved if index >= replicas]
+    missing = [index for index in saved if index not in members]
     if missing:
-        kept = [index for index in saved if index < replicas]
+        kept = [index for index in saved if index in members]
         _add_missing(storage, (folder, files), local, (kept, missing))
     return shared, local
 

@@ -13,19 +13,19 @@ from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.admission import Admission
 from ray_lowcomm.engine.agreement import Agreement
 from ray_lowcomm.engine.book import Book, Event, Position, RunPlan
+from ray_lowcomm.engine.closing import Closing
 from ray_lowcomm.engine.deadlines import Deadlines
+from ray_lowcomm.engine.departures import Departures
 from ray_lowcomm.engine.membership import (
     EXPECTED,
     LIVE,
+    PRESENT,
     Exchange,
     Member,
     MemberState,
     listed,
     minority,
-    planned_steps,
 )
-
-PRESENT = (*LIVE, MemberState.JOINING)
 
 
 class Coordinator:
@@ -43,10 +43,13 @@ class Coordinator:
         self.deadlines = Deadlines(plan.fleet, begun=now, said=now, quiet=now)
         self.agreement = Agreement(plan)
         self.admission = Admission(self)
+        self.departures = Departures(self)
+        self.closing = Closing(self)
+        self.dealt = tuple(range(plan.fleet.max_replicas))  # who shares the data
         self._group: tuple[int, ...] = ()  # members of the generation whose collective group is known to work
         self._retries = 0
         self._failures: dict[int, int] = {}
-        self._seconds_per_step: dict[int, float] = {}
+        self.seconds_per_step: dict[int, float] = {}
         self.finishing = False
         self._farthest = 0  # highest round ever committed
         self.sitting_out: set[int] = set()  # members that were not finite in this round
@@ -79,6 +82,22 @@ class Coordinator:
         member = self.members.get(index)
         if member is not None and member.incarnation == incarnation and member.state in PRESENT:
             self.give_up(index, why)
+
+    def died_early(self, index: int, why: str, now: float) -> None:
+        """A replica's process has died before it joined."""
+        self.now = now
+        if not self.ended and not self.failure and not self.finishing:
+            self.notice(f"replica {index} is lost ({why}) before it joined")
+            self._count_failure(index, f"before it joined (fleet.max_failures): {why}")
+
+    def leave(self, index: int, why: str, now: float) -> None:
+        """This member shall leave after its round, for instance because its node will go away."""
+        self.now = now
+        self.departures.ask(index, why)
+
+    def begin(self) -> None:
+        """Begin, or begin again after all were lost, with the members that are there."""
+        self.admission.begin()
 
     def tick(self, now: float) -> None:
         """Deadlines: who does not join, arrive or vote in time is given up, and waits say who is missing."""
@@ -133,7 +152,7 @@ class Coordinator:
         self.notice(f"round {arrival.round + 1}: replica {member.index} sits out: {arrival.problem}")
         member.state = MemberState.OUT
         self.sitting_out.add(member.index)
-        if len(self.sitting_out) == self.plan.fleet.replicas:
+        if len(self.sitting_out) >= self.plan.fleet.min_replicas and not self.in_state(*LIVE):
             advice = "lower inner.lr, set inner.clip_norm, or look at the data"
             self.fail(f"round {arrival.round + 1}: no replica is left with finite values ({arrival.problem}); {advice}")
         self.answer(member.index, self._dismissal(arrival.problem))
@@ -224,43 +243,11 @@ class Coordinator:
         for arrival in arrivals:
             if self.round > self._farthest:  # a round that is only repeated shows no progress
                 self._failures[arrival.member] = 0
-            self._seconds_per_step[arrival.member] = arrival.compute_s / arrival.steps if arrival.steps else 0.0
+            self.seconds_per_step[arrival.member] = arrival.compute_s / arrival.steps if arrival.steps else 0.0
         self._farthest = max(self._farthest, self.round)
         self._retries = 0
         self.sitting_out.clear()
-        self._give_duties(alive, record)
-
-    def _give_duties(self, alive: list[Member], record: dict[str, Any]) -> None:
-        run, every, lowest = self.plan.run, self.plan.checkpoint.every, min(x.index for x in alive)
-        nominal = self.steps_to_next()
-        last = nominal == 0
-        evaluate = run.eval_every > 0 and (last or self.round % run.eval_every == 0)
-        save = last or (every > 0 and self.round % every == 0)
-        folder = self.book.open_checkpoint(self.round, [x.index for x in alive]) if save else None
-        joiners = self.in_state(MemberState.JOINING)
-        seconds = {x.index: self._seconds_per_step.get(x.index, 0.0) for x in alive}
-        steps = planned_steps(self.plan.fleet.pace, nominal, seconds)
-        for member in alive:
-            first = member.index == lowest
-            member.state, member.arrival, member.vote = MemberState.TRAINING, None, None
-            member.planned = steps[member.index]
-            commit = m.Commit(
-                round=self.round,
-                inner_steps=member.planned,
-                evaluate=evaluate and first,
-                checkpoint=folder,
-                write_shared=first,
-                export="model" if last and first else None,
-                serve=tuple(x.index for x in joiners) if first and not last else (),
-            )
-            self.answer(member.index, commit)
-        for member in joiners:
-            if last:
-                self.dismiss(member, "the run has ended")
-            else:
-                member.state, member.donor = MemberState.FETCHING, lowest
-        self.finishing = self.finishing or last
-        self.book.hold(lowest, record, evaluate)
+        self.closing.give_duties(alive, record)
 
     # ---- duties done ----------------------------------------------------------------------------------------------
 
@@ -281,6 +268,8 @@ class Coordinator:
 
     def _finished(self, finished: m.Finished) -> None:
         self.answer(finished.member, m.Noted())
+        if self.departures.is_gone(self.members[finished.member]):
+            return
         self.book.digests[finished.member] = finished.digest
         self.members[finished.member].state = MemberState.FINISHED
         if not self.in_state(*PRESENT) and not self.finishing:
@@ -338,11 +327,14 @@ class Coordinator:
             return
         if state in LIVE and not alive:
             self.book.count_lost(member, self.exchange)
-        failures = self._failures[member.index] = self._failures.get(member.index, 0) + 1
         what = "begins anew" if alive else "is lost"
         self.notice(f"round {self.round + 1}: replica {member.index} {what} ({why}) while {state.value}")
+        self._count_failure(member.index, f"without a round in between: {why}")
+
+    def _count_failure(self, index: int, how: str) -> None:
+        failures = self._failures[index] = self._failures.get(index, 0) + 1
         if failures > self.plan.fleet.max_failures:
-            self.fail(f"replica {member.index} died {failures} times without a round in between: {why}")
+            self.fail(f"replica {index} died {failures} times {how}")
 
     def after_loss(self, member: Member) -> None:
         """What may go on now that nobody waits for this member any more."""
@@ -363,7 +355,7 @@ class Coordinator:
             if self.finishing:
                 self._end_if_all_out()
             elif self.started and not self.failure:
-                self.admission.begin_again()
+                self.admission.begin_if_complete()
 
     def dismiss(self, member: Member, reason: str) -> None:
         """Tell a member that waits for an answer to stop."""
@@ -371,7 +363,7 @@ class Coordinator:
         self.answer(member.index, m.Stop(reason))
 
     def _end_if_all_out(self) -> None:
-        if self.finishing and not self.ended and not self.failure and not self.in_state(*LIVE):
+        if self.finishing and not self.ended and not self.failure and not self.in_state(*LIVE, MemberState.LEAVING):
             self.book.flush(None)
             for member in self.in_state(MemberState.JOINING):
                 self.dismiss(member, "the run has ended")

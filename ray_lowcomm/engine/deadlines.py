@@ -29,6 +29,9 @@ class Fleet(Protocol):
     def go_on_without(self, late: list[int]) -> None:
         """The round does not wait for these."""
 
+    def begin(self) -> None:
+        """Begin with the members that are there."""
+
     def fail(self, text: str) -> None:
         """The run cannot go on."""
 
@@ -44,6 +47,7 @@ class Deadlines:
     begun: float
     said: float
     quiet: float  # since when nobody is alive
+    enough: float | None = None  # since when as many are there as a beginning needs
     first_arrival: float | None = None
     quorum: float | None = None
 
@@ -66,9 +70,11 @@ class Deadlines:
             self._arrivals(fleet)
 
     def _start(self, fleet: Fleet) -> None:
+        if self._enough(fleet):
+            return
         waited = fleet.now - self.begun
         there, missing = self._joined(fleet)
-        text = f"{there} of {self.settings.replicas} replicas have joined after {waited:.0f} s, not {missing}"
+        text = f"{there} replicas have joined after {waited:.0f} s, not {missing}"
         if waited > self.settings.start_s:
             fleet.fail(f"{text} (fleet.start_s): does the cluster have room for the others?")
         else:
@@ -90,7 +96,8 @@ class Deadlines:
         missing = [x.index for x in fleet.members.values() if x.state in EXPECTED]
         training = [x.index for x in fleet.members.values() if x.state is MemberState.TRAINING]
         arrived = [x.index for x in fleet.members.values() if x.state is MemberState.ARRIVED]
-        if not missing and not arrived:
+        leaving = any(x.state is MemberState.LEAVING for x in fleet.members.values())
+        if not missing and not arrived and not leaving:
             self._all_lost(fleet)
             return
         if self.first_arrival is None or not missing:
@@ -105,19 +112,33 @@ class Deadlines:
             self._say(fleet, f"round {fleet.round + 1}: waiting for {listed(missing)} for {waited:.0f} s")
 
     def _all_lost(self, fleet: Fleet) -> None:
+        if self._enough(fleet):
+            return
         there, missing = self._joined(fleet)
         waited = fleet.now - self.quiet
-        count = f"{there} of {self.settings.replicas}"
-        text = f"all replicas were lost, {count} are back after {waited:.0f} s, not {missing}"
+        text = f"all replicas were lost, {there} are back after {waited:.0f} s, not {missing}"
         if waited > self.settings.start_s:
             fleet.fail(f"{text} (fleet.start_s)")
         else:
             self._say(fleet, text)
 
-    def _joined(self, fleet: Fleet) -> tuple[int, str]:
-        """How many replicas are waiting to begin, and which are not."""
-        there = {x.index for x in fleet.members.values() if x.state is MemberState.JOINING}
-        return len(there), listed([i for i in range(self.settings.replicas) if i not in there])
+    def _enough(self, fleet: Fleet) -> bool:
+        """Whether a beginning has waited, if it must, for all that it needs; then it waits a little for the rest."""
+        if len(_joining(fleet)) < self.settings.min_replicas:
+            self.enough = None
+            return False
+        if self.enough is None:
+            self.enough = fleet.now
+        if fleet.now - self.enough >= self.settings.grace_s:
+            self.enough = None
+            fleet.begin()
+        return True
+
+    def _joined(self, fleet: Fleet) -> tuple[str, str]:
+        """How many of how many replicas are waiting to begin, and which are not."""
+        there, settings = _joining(fleet), self.settings
+        needed = f"at least {settings.min_replicas}" if settings.elastic else str(settings.max_replicas)
+        return f"{len(there)} of {needed}", listed([i for i in range(settings.max_replicas) if i not in there])
 
     def _quorum_is_over(self, now: float, arrived: int) -> bool:
         settings = self.settings
@@ -131,3 +152,7 @@ class Deadlines:
         if fleet.now - self.said > NOTICE_S:
             self.said = fleet.now
             fleet.notice(text)
+
+
+def _joining(fleet: Fleet) -> set[int]:
+    return {x.index for x in fleet.members.values() if x.state is MemberState.JOINING}

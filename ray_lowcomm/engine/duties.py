@@ -1,6 +1,7 @@
 """What a replica does at the end of a round besides training: serve joiners, evaluate, save, export."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -54,11 +55,11 @@ class Duties:
             problem = f"{type(error).__name__}: {error}"
         self._channel.request(m.Saved(self._member, number, files, problem, positions))
 
-    def restore(self, folder: str, replicas: int) -> None:
-        """Load this member's state from a checkpoint folder (a whole path or URI)."""
+    def restore(self, folder: str, manifest: Mapping[str, Any], members: tuple[int, ...]) -> None:
+        """Load this member's state from a checkpoint folder (a whole path or URI); `members` begin with it."""
         root, _, name = folder.rpartition(f"/{checkpoint.FOLDER}/")
         path = f"{checkpoint.FOLDER}/{name}"
-        shared, local = checkpoint.load_member(Storage(root), path, self._member, replicas)
+        shared, local = checkpoint.load_member(Storage(root), path, manifest, self._member, members)
         if local is None:
             self._state.load_as_joiner(shared)
         else:

@@ -39,8 +39,8 @@ class Context:
 
     @property
     def replicas(self) -> int:
-        """Replicas of the fleet, whoever is alive."""
-        return self.spec.fleet.replicas
+        """Replicas of the fleet, whoever is alive; of one that grows and shrinks, as many as it may have."""
+        return self.spec.fleet.max_replicas
 
     @property
     def seed(self) -> int:

@@ -10,25 +10,28 @@ from ray_lowcomm.engine.messages import Arrival, Vote
 
 class MemberState(Enum):
     """JOINING waits for the next commit. FETCHING has a donor and waits for its state. TRAINING takes inner steps.
-    ARRIVED waits for the round to close. EXCHANGING has a plan. OUT must join again. FINISHED has ended in order."""
+    ARRIVED waits for the round to close. EXCHANGING has a plan. LEAVING has had its last commit. OUT must join again.
+    FINISHED has ended in order."""
 
     JOINING = "joining"
     FETCHING = "fetching"
     TRAINING = "training"
     ARRIVED = "arrived"
     EXCHANGING = "exchanging"
+    LEAVING = "leaving"
     OUT = "out"
     FINISHED = "finished"
 
 
 EXPECTED = (MemberState.FETCHING, MemberState.TRAINING)  # a round waits for these
 LIVE = (*EXPECTED, MemberState.ARRIVED, MemberState.EXCHANGING)
+PRESENT = (*LIVE, MemberState.JOINING, MemberState.LEAVING)
 
 
 @dataclass
 class Member:
     """One replica. `planned` are the inner steps it was told to take in this round, `counted` those that were counted
-    as lost on a guess, when it was given up."""
+    as lost on a guess, when it was given up. `leaving` is why it shall leave after this round."""
 
     index: int
     incarnation: int
@@ -38,6 +41,7 @@ class Member:
     donor: int | None = None
     planned: int = 0
     counted: int = 0
+    leaving: str = ""
     arrival: Arrival | None = None
     vote: Vote | None = None
 

@@ -32,8 +32,9 @@ class Join:
 class Welcome:
     """Take part from the inner steps of `round` on, which start at nominal step `step`.
 
-    `state` is a reference to a live peer's state, `restore` a checkpoint; with neither keep what you have. `positions`
-    are the committed data positions of all virtual shards. The rest are duties before the first inner step.
+    `state` is a reference to a live peer's state, `restore` a checkpoint; with neither keep what you have. `dealt` are
+    the replicas that share the data from here on (and that begin together from a checkpoint); `positions` the committed
+    data positions of all virtual shards. The rest are duties before the first inner step.
     """
 
     incarnation: int
@@ -41,8 +42,10 @@ class Welcome:
     step: int
     inner_steps: int
     positions: dict[int, int]
+    dealt: tuple[int, ...] = ()
     state: Any = None
     restore: str | None = None  # checkpoint folder to load from
+    manifest: dict[str, Any] | None = None  # of that checkpoint: the file may not be written yet
     history: str = ""  # digest of the committed history
     serve: tuple[int, ...] = ()
     evaluate: bool = False
@@ -117,10 +120,16 @@ class Vote:
 
 @dataclass(frozen=True)
 class Commit:
-    """The round is committed: apply what was received. The rest are this member's duties at the end of the round."""
+    """The round is committed: apply what was received. The rest are this member's duties at the end of the round.
+
+    Where the replicas that share the data change, `dealt` are the new ones and `positions` where the data stand.
+    """
 
     round: int
-    inner_steps: int  # of the next round; 0: the run ends here
+    inner_steps: int  # of the next round; 0: the run ends here, at least for this member
+    leave: str = ""  # why this member's part in the run ends here
+    dealt: tuple[int, ...] = ()
+    positions: dict[int, int] = field(default_factory=dict)
     evaluate: bool = False
     checkpoint: str | None = None  # folder to write local state into
     write_shared: bool = False  # write the shared state into it, too

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,15 @@ class Positioned(Protocol):
 
     def load(self, positions: Mapping[int, int]) -> None:
         """Go to where the own shards are among `positions`, those of all shards; to 0 where one is missing."""
+
+
+@runtime_checkable
+class Dealt(Protocol):
+    """Data whose shards are dealt out anew when an elastic fleet grows or shrinks (of others each replica keeps its
+    own shards, and nobody reads those of a replica that is missing)."""
+
+    def deal(self, members: tuple[int, ...]) -> None:
+        """From here on these replicas share all shards; `load` follows. Who is not among them owns none."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +123,7 @@ class Replica:
         self._agreed_settings = self._settings_to_agree(tracks)
         self._held: Held | None = None
         self._left = self._planned = self._target = self._apply_at = self._incarnation = 0
+        self._leaving = ""
         self.step_number = self.rounds = 0
         self.members: tuple[int, ...] = ()
         self._trained = False
@@ -147,7 +157,7 @@ class Replica:
         if not self._trained:
             self._check_gradients()
         self._work.add(loss, tokens)
-        last = self._left == 1
+        last = self._left == 1 and not self._leaving
         if self._spec.faults and self._left == (self._planned + 1) // 2:
             self._injector.at("inner", self.rounds + 1, self._parts.model)
         at = self._target if last else self.step_number + 1
@@ -228,6 +238,9 @@ class Replica:
         self._held, self._history = outcome, run.committed
         self.members = outcome.results[0][2].members
         self._work.restart()
+        if outcome.commit.dealt and self._deal(outcome.commit.dealt) and self._parts.data is not None:
+            self._parts.data.load(outcome.commit.positions)
+        self._leaving = outcome.commit.leave
         self.rounds = outcome.commit.round
         self._apply_at = max(op.apply for op in ops)
         if self._apply_at == step:
@@ -263,6 +276,8 @@ class Replica:
             duties.export(commit.export, parts.export)
         if commit.checkpoint is not None:
             duties.save(commit.round, commit.checkpoint, commit.write_shared, self._positions())
+        if commit.leave:
+            self.stopped = commit.leave
         self._work.since += time.perf_counter() - began  # duties are no compute
 
     # ---- coming and going -----------------------------------------------------------------------------------------
@@ -314,12 +329,21 @@ class Replica:
         self._target = self._schedule.next_step(welcome.step) or welcome.step
         self._injector.fired |= set(welcome.fired)
         randomness.seed_all(randomness.replica_seed(seed, host.member, welcome.incarnation))
+        self._deal(welcome.dealt)  # before the state, which may be of just these shards
         if welcome.state is not None:
             self._state.load_as_joiner(host.transport.fetch(welcome.state))
         elif welcome.restore is not None:
-            self._duties.restore(welcome.restore, self._spec.fleet.replicas)
+            self._duties.restore(welcome.restore, welcome.manifest or {}, welcome.dealt)
         if self._parts.data is not None:
             self._parts.data.load(welcome.positions)
+
+    def _deal(self, dealt: tuple[int, ...]) -> bool:
+        """These replicas share the data from here on; False: the data cannot be shared anew."""
+        data: object = self._parts.data
+        if isinstance(data, Dealt):
+            data.deal(dealt)
+            return True
+        return False
 
     def _announce(self, fault: int) -> None:
         what = f"{self._spec.faults[fault].do} ({self._spec.faults[fault].phase}, round {self.rounds + 1})"

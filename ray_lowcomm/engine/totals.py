@@ -11,7 +11,8 @@ KINDS = ("up", "down", "buffer", "wire_up", "wire_down")
 @dataclass
 class Totals:
     """Sums over a run, resumed parts included. `bytes` is by member, all attempts included; times are in
-    seconds, means over the members of a round, summed over rounds."""
+    seconds, means over the members of a round, summed over rounds. `most_members` took part in one round;
+    `replicas_joined` counts starts of a replica in mid-run, `replicas_left` those that left in order before the end."""
 
     inner_steps: int = 0
     tokens: int = 0
@@ -23,6 +24,9 @@ class Totals:
     wait_s: float = 0.0
     wall_s: float = 0.0
     members_lost: int = 0
+    most_members: int = 0
+    replicas_joined: int = 0
+    replicas_left: int = 0
     rounds_retried: int = 0
     nonfinite_rejected: int = 0
     lost_inner_steps: int = 0
@@ -75,6 +79,8 @@ class Totals:
             "wall_s": round(self.wall_s, 3),
             "utilisation": round(self.compute_s / busy, 4) if busy else None,
             "members_lost": self.members_lost,
+            "replicas_joined": self.replicas_joined,
+            "replicas_left": self.replicas_left,
             "rounds_retried": self.rounds_retried,
             "nonfinite_rejected": self.nonfinite_rejected,
             "lost_inner_steps": self.lost_inner_steps,

@@ -3,15 +3,17 @@
 import math
 import os
 import signal
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 import ray
+from ray.exceptions import AuthenticationError
 
 from ray_lowcomm.core.errors import FleetError
 from ray_lowcomm.core.settings import FleetSettings
-from ray_lowcomm.runtime.ray_private import autoscaler_limits, prepare_train_environment
+from ray_lowcomm.runtime.ray_private import Place, autoscaler_limits, prepare_train_environment
 
 
 def connect(settings: FleetSettings) -> bool:
@@ -23,6 +25,8 @@ def connect(settings: FleetSettings) -> bool:
         FleetError: the cluster cannot be reached.
     """
     prepare_train_environment()
+    if not sys.stdout.isatty():
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # a job's log is read as it is, escape codes and all
     if ray.is_initialized():
         return False
     address = settings.address or os.environ.get("RAY_ADDRESS")
@@ -39,8 +43,8 @@ def connect(settings: FleetSettings) -> bool:
         else:
             _check_this_machine(settings)
             ray.init(address="local", include_dashboard=False, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+    except (ConnectionError, RuntimeError, ValueError, AuthenticationError) as error:
+        reason = str(error).splitlines()[0].split(". ")[0]
         raise FleetError(f"fleet.address = {address!r}: no Ray cluster can be reached there: {reason}") from error
     finally:
         # ray.init puts a handler of its own there, that ends the process without ending the run in order
@@ -49,31 +53,63 @@ def connect(settings: FleetSettings) -> bool:
     return True
 
 
-def check_room(settings: FleetSettings) -> None:
-    """Refuse a fleet that the cluster can never place, now or after growing.
+def check_room(settings: FleetSettings) -> str:
+    """Refuse a fleet whose least number the cluster can never place, now or after growing.
+
+    Returns what the user should know: that nodes are waited for, or that not all will find a place; else ''.
 
     Raises:
         FleetError: with the arithmetic.
     """
-    limits = autoscaler_limits()
-    _check_sums(settings, ray.cluster_resources(), limits)
+    limits, there = autoscaler_limits(settings.resources_per_replica), ray.cluster_resources()
+    _check_sums(settings, there, limits)
     if not limits:
         _check_nodes(settings)
+    waits = _lacking(settings, settings.min_replicas, there, {})
+    if waits:
+        bound = f"the autoscaler is asked for the rest, fleet.start_s = {settings.start_s:g} s"
+        return f"fleet.replicas = {_shown(settings)}: {'; '.join(waits)} now: {bound}"
+    lacking = _lacking(settings, settings.max_replicas, there, limits)
+    return f"fleet.replicas = {_shown(settings)}: not all will find a place: {'; '.join(lacking)}" if lacking else ""
+
+
+def surrounding_place(settings: FleetSettings) -> Place | None:
+    """The last bundles of the placement group that this process runs in, if there is one for each replica.
+
+    A trial of Ray Tune holds its resources in such a group: whoever asked for more beside it would wait for ever.
+    """
+    group, replicas = ray.util.get_current_placement_group(), settings.max_replicas
+    if group is None or group.bundle_count < replicas:
+        return None
+    first = group.bundle_count - replicas
+    has_room = all(_fits(bundle, settings.resources_per_replica) for bundle in group.bundle_specs[first:])
+    return Place(group, first) if has_room else None
 
 
 def _check_sums(settings: FleetSettings, have: Mapping[str, float], limits: Mapping[str, float]) -> None:
-    lacking = []
-    for name, each in settings.resources_per_replica.items():
-        need, there = settings.replicas * each, have.get(name, 0.0)
-        if need > max(there, limits.get(name, 0.0)) + 1e-9:
-            can = f" and may grow to {limits[name]:g}" if name in limits else ""
-            lacking.append(f"{settings.replicas} x {each:g} {name} = {need:g} {name} needed, {there:g} there{can}")
+    lacking = _lacking(settings, settings.min_replicas, have, limits)
     if lacking:
         more = "" if limits else ", and no autoscaler that could add more"
         raise FleetError(
-            f"fleet.replicas = {settings.replicas}: the cluster is too small: {'; '.join(lacking)}{more}; use fewer "
+            f"fleet.replicas = {_shown(settings)}: the cluster is too small: {'; '.join(lacking)}{more}; use fewer "
             "replicas or smaller fleet.resources_per_replica"
         )
+
+
+def _lacking(
+    settings: FleetSettings, replicas: int, have: Mapping[str, float], limits: Mapping[str, float]
+) -> list[str]:
+    lines = []
+    for name, each in settings.resources_per_replica.items():
+        need, there = replicas * each, have.get(name, 0.0)
+        if need > max(there, limits.get(name, 0.0)) + 1e-9:
+            can = f" and may grow to {limits[name]:g}" if name in limits else ""
+            lines.append(f"{replicas} x {each:g} {name} = {need:g} {name} needed, {there:g} there{can}")
+    return lines
+
+
+def _shown(settings: FleetSettings) -> object:
+    return list(settings.replicas) if isinstance(settings.replicas, tuple) else settings.replicas
 
 
 def _check_this_machine(settings: FleetSettings) -> None:
@@ -86,9 +122,9 @@ def _check_nodes(settings: FleetSettings) -> None:
     """Each replica must fit on one node."""
     nodes: list[Mapping[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = sum(_fits(node, settings.resources_per_replica) for node in nodes)
-    if room < settings.replicas:
+    if room < settings.min_replicas:
         raise FleetError(
-            f"fleet.replicas = {settings.replicas}: only {room} replicas of {dict(settings.resources_per_replica)} fit "
+            f"fleet.replicas = {_shown(settings)}: only {room} replicas of {dict(settings.resources_per_replica)} fit "
             f"on the cluster's {len(nodes)} nodes, each of them whole on one node; use fewer or smaller replicas"
         )
 

@@ -1,6 +1,7 @@
 """The driver actor: hosts the coordinator, watches the replicas, and keeps what the trainer has to do or to say."""
 
 import asyncio
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -11,16 +12,19 @@ from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.coordinator import Coordinator
 from ray_lowcomm.engine.storage import Storage
+from ray_lowcomm.runtime.ray_private import draining_nodes
 
 TICK_S = 0.25
 WATCH_S = 0.2
 PING_TIMEOUT_S = 10.0
+DRAIN_S = 1.0
 TRAINER_GONE_S = 120.0
 
 
 @dataclass(frozen=True)
 class Attachment:
-    """A replica's process: its actor, its pid, and the placement group it runs in (None in somebody else's)."""
+    """A replica's process: its actor, its pid, its node's id, and the placement group it runs in (None in somebody
+    else's)."""
 
     token: str
     handle: Any
@@ -30,18 +34,22 @@ class Attachment:
 
 
 class Driver:
-    """Async actor (`ray.remote(Driver)`); every method runs on its event loop, so the coordinator needs no lock."""
+    """Async actor (`ray.remote(Driver)`); every method runs on its event loop, so the coordinator needs no lock.
 
-    def __init__(self, plan: RunPlan) -> None:
+    `in_step`: a round is not closed before the trainer has dealt with the one before.
+    """
+
+    def __init__(self, plan: RunPlan, in_step: bool = False) -> None:
         self._plan = plan
         self._coordinator = Coordinator(plan, time.monotonic())
         self._waiting: dict[int, asyncio.Future[m.Answer]] = {}
         self._attached: dict[int, Attachment] = {}
+        self._joined: dict[int, str] = {}  # token of the process that has joined last
         self._pids: dict[int, list[int]] = {}
         self._groups: dict[int, dict[str, Any]] = {}
-        self._controllers: dict[int, Any] = {}
         self._events: list[Event] = []
         self._handled = 0  # events that the trainer has dealt with
+        self._in_step, self._recorded = in_step, 0  # so many events up to the last round
         self._news, self._progress = asyncio.Event(), asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -51,6 +59,8 @@ class Driver:
         """Start the clock; call once. Returns the driver's pid."""
         if self._ticking is None:
             self._ticking = self._spawn(self._tick())
+            if self._plan.fleet.elastic:
+                self._spawn(self._watch_nodes())
         return os.getpid()
 
     # ---- replicas -------------------------------------------------------------------------------------------------
@@ -67,6 +77,10 @@ class Driver:
     async def request(self, request: m.Request) -> m.Answer:
         """A replica's request; answered when the coordinator has an answer."""
         member = request.member
+        if isinstance(request, m.Join) and member in self._attached:
+            self._joined[member] = self._attached[member].token
+        if self._in_step and isinstance(request, m.Arrival) and not await self._trainer_follows(member):
+            return m.Stop("another process has taken this replica's place")
         outbox = self._handle(request)
         noted = [a for index, a in outbox if index == member and isinstance(a, m.Noted)]
         self._deliver([(i, a) for i, a in outbox if not isinstance(a, m.Noted)], requester=None if noted else member)
@@ -77,10 +91,6 @@ class Driver:
     async def exchange_is_on(self, generation: int) -> bool:
         """See Coordinator."""
         return self._coordinator.exchange_is_on(generation)
-
-    async def register_controller(self, cohort: int, handle: Any) -> None:
-        """The controller of a cohort's Ray Train run."""
-        self._controllers[cohort] = handle
 
     # ---- trainer --------------------------------------------------------------------------------------------------
 
@@ -101,6 +111,8 @@ class Driver:
 
     async def stop(self, reason: str) -> None:
         """End the run in order."""
+        self._in_step = False
+        self._progress.set()
         self._coordinator.stop(reason)
         self._drain()
 
@@ -119,10 +131,6 @@ class Driver:
     async def pids(self) -> dict[int, list[int]]:
         """Process ids of each replica, one a start."""
         return self._pids
-
-    async def controller(self, cohort: int) -> Any:
-        """Handle of a cohort's controller, or None."""
-        return self._controllers.get(cohort)
 
     async def placement_groups(self, cohort: int) -> list[Any]:
         """Placement groups in which replicas of a cohort have run."""
@@ -162,6 +170,9 @@ class Driver:
             elif event.kind == "ended":
                 self._spawn(self._end(event, self._writing))
             else:
+                if event.kind == "record":  # what has been done so far goes before it, for who adds up
+                    self._emit(Event("totals", self._coordinator.book.totals.summary()))
+                    self._recorded = len(self._events) + 1
                 self._emit(event)
 
     def _emit(self, event: Event) -> None:
@@ -197,6 +208,15 @@ class Driver:
                     return False
         return True
 
+    async def _trainer_follows(self, member: int) -> bool:
+        """Wait until the trainer has dealt with the last round; False: the replica was started again meanwhile."""
+        process, deadline = self._joined.get(member), time.monotonic() + TRAINER_GONE_S
+        while self._in_step and self._handled < self._recorded and time.monotonic() < deadline:
+            self._progress.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._progress.wait(), max(0.01, deadline - time.monotonic()))
+        return self._joined.get(member) == process
+
     async def _end(self, event: Event, writing: asyncio.Task[None] | None) -> None:
         if writing is not None:
             await writing
@@ -221,9 +241,28 @@ class Driver:
                 why = f"process {attachment.pid} does not answer"
             except Exception as error:
                 why = f"process {attachment.pid} is gone: {type(error).__name__}"
+        if self._attached.get(member) is not attachment:
+            return
         known = self._coordinator.members.get(member)
-        if known is not None and self._attached.get(member) is attachment:
+        if self._joined.get(member) != attachment.token:
+            self._coordinator.died_early(member, why, time.monotonic())
+        elif known is not None:
             self._coordinator.lost(member, known.incarnation, why, time.monotonic())
+        self._drain()
+
+    async def _watch_nodes(self) -> None:
+        """Ask the replicas on nodes that will go away soon to leave in order."""
+        while True:
+            await asyncio.sleep(DRAIN_S)
+            try:
+                draining = await asyncio.to_thread(draining_nodes)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                self._emit(Event("notice", f"which nodes are drained is not known, replicas there are lost: {reason}"))
+                return
+            for member, attachment in self._attached.items():
+                if attachment.node in draining:
+                    self._coordinator.leave(member, "its node is being drained", time.monotonic())
             self._drain()
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:

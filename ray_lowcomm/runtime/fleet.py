@@ -17,40 +17,66 @@ from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.runtime.cluster import check_room
 from ray_lowcomm.runtime.cohort import Cohort
 from ray_lowcomm.runtime.driver import Driver
+from ray_lowcomm.runtime.elastic import ElasticCohorts
+from ray_lowcomm.runtime.ray_private import Place, beside_this_process
 from ray_lowcomm.runtime.worker import WorkerPlan
 
-POLL_S = 1.0
+POLL_S = 0.25  # a signal is noticed only between two waits
 CALL_TIMEOUT_S = 60.0
 TRAIN_FOLDER = ".ray_train"
+RESUME = ": resume with --run.resume"
 LEAVE_S = 15.0  # how long replicas may take to leave by themselves
+CUT_S = 0.8  # the same when the process is stopped from outside: after `ray job stop` it has 3 s to live
 
 
 class RayFleet:
-    """Runs one run; `on_event` gets the coordinator's events as they happen."""
+    """Runs one run; `on_event` gets the coordinator's events as they happen. With a `place` all replicas run there.
 
-    def __init__(self, plan: RunPlan, spec: RunSpec, on_event: Callable[[Event], None]) -> None:
-        check_room(plan.fleet)
-        self._plan, self._spec, self._on_event = plan, spec, on_event
+    `in_step`: a round is not closed before `on_event` has returned from the one before.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        spec: RunSpec,
+        on_event: Callable[[Event], None],
+        place: Place | None = None,
+        in_step: bool = False,
+    ) -> None:
+        said = check_room(plan.fleet) if place is None else ""
+        self._plan, self._spec, self._on_event, self._place = plan, spec, on_event, place
         self._id = f"{plan.run.name}-{uuid.uuid4().hex[:8]}"
-        self._driver: Any = ray.remote(Driver).options(num_cpus=0, max_concurrency=1000).remote(plan)
+        options = beside_this_process() | {"max_concurrency": 1000}
+        self._driver: Any = ray.remote(Driver).options(**options).remote(plan, in_step)
         self._cohorts: list[Cohort] = []
+        self._elastic: ElasticCohorts | None = None
         self._seen = 0
+        self._stopping = False
         self.failure: str | None = None
         self.summary: dict[str, Any] = {}
+        if said:
+            self._say(said)
 
     def run(self, train: TrainLoop) -> None:
         """Run to the end or to the run's failure (see `failure`); `summary` is the coordinator's in either case."""
+        stopped = False
         try:
-            ray.get(self._driver.start.remote(), timeout=CALL_TIMEOUT_S)
+            ray.get(self._driver.start.remote(), timeout=max(CALL_TIMEOUT_S, self._plan.fleet.start_s))
             self._start_cohorts(train)
-            while not self._follow():
-                self._report_ended_cohorts()
+            while not self._stopping and not self._follow():
+                self._tend_cohorts()
+        except KeyboardInterrupt:
+            stopped = True
+            raise
         except (GetTimeoutError, RayError) as error:
-            raise FleetError(
-                f"the driver of the run is gone ({type(error).__name__}): resume with --run.resume"
-            ) from error
+            raise FleetError(f"the driver of the run is gone ({type(error).__name__}){RESUME}") from error
         finally:
-            self._end()
+            self._cut() if stopped else self._end()
+
+    def stop(self, reason: str) -> None:
+        """Make `run` end now and in order; may be called from any thread."""
+        self._stopping = True
+        self._driver.stop.remote(reason)
 
     def pids(self) -> dict[int, list[int]]:
         """Process ids of each replica, one a start."""
@@ -58,44 +84,94 @@ class RayFleet:
 
     def _start_cohorts(self, train: TrainLoop) -> None:
         # Ray Train keeps files of its own, which nobody needs, in a place that it must see from all nodes
-        storage = f"{self._plan.directory}/{TRAIN_FOLDER}"
+        fleet, storage = self._plan.fleet, f"{self._plan.directory}/{TRAIN_FOLDER}"
+
+        def start_one(index: int, place: Place) -> Cohort:
+            worker = WorkerPlan(self._driver, train, self._spec, self._id, index, index)
+            return Cohort(worker, CohortSettings(), fleet, storage, place)
+
+        if fleet.elastic and self._place is None:
+            self._elastic = ElasticCohorts(fleet, start_one, self._say)
+            return
         first = 0
-        settings = self._plan.fleet.cohorts or (CohortSettings(replicas=self._plan.fleet.replicas),)
-        for number, cohort in enumerate(settings):
+        for number, cohort in enumerate(fleet.cohorts or (CohortSettings(replicas=fleet.max_replicas),)):
             worker = WorkerPlan(self._driver, train, self._spec, self._id, number, first)
-            self._cohorts.append(Cohort(worker, cohort, self._plan.fleet, storage))
+            place = self._place and Place(self._place.group, self._place.first + first)
+            self._cohorts.append(Cohort(worker, cohort, fleet, storage, place))
             first += cohort.replicas
 
-    def _follow(self) -> bool:
+    def _all_cohorts(self) -> list[Cohort]:
+        return self._cohorts if self._elastic is None else self._elastic.cohorts()
+
+    def _say(self, text: str) -> None:
+        self._on_event(Event("notice", text))
+
+    def _follow(self, poll_s: float = POLL_S, timeout_s: float = CALL_TIMEOUT_S) -> bool:
         """Handle what has happened; True: the run is over."""
-        events = ray.get(self._driver.events.remote(self._seen, POLL_S), timeout=CALL_TIMEOUT_S)
+        events = ray.get(self._driver.events.remote(self._seen, poll_s), timeout=timeout_s)
         over = False
         for event in events:
-            self._seen += 1
             if event.kind == "failed":
                 self.failure = event.data[0]
             over = over or event.kind in ("failed", "ended")
+            if self._elastic is not None:
+                self._elastic.note(event)
             self._on_event(event)
+            self._seen += 1  # last: one in whose handling Ctrl-C strikes is handled again by `_cut`
         return over
 
-    def _report_ended_cohorts(self) -> None:
+    def _tend_cohorts(self) -> None:
+        if self._elastic is not None:
+            self._elastic.tend(time.monotonic())
         for cohort in self._cohorts:
             if not cohort.running and cohort.error is not None:
-                text = f"{type(cohort.error).__name__}: {str(cohort.error).strip().splitlines()[-1][:300]}"
-                self._driver.cohort_ended.remote(cohort.number, cohort.members, text)
+                self._driver.cohort_ended.remote(cohort.number, cohort.members, cohort.reason)
+
+    def _cut(self) -> None:
+        """Stopped from outside: a moment for replicas to leave, then all of it goes at once and is not waited for."""
+        deadline, answer_s = time.monotonic() + CUT_S, CUT_S
+        try:
+            ray.get(self._driver.stop.remote("stopped from outside"), timeout=CUT_S)
+            while (left := deadline - time.monotonic()) > 0 and not self._follow(left, 2 * CUT_S):
+                pass
+            self.summary = dict(ray.get(self._driver.summary.remote(), timeout=CUT_S))
+        except (GetTimeoutError, RayError) as error:
+            answer_s = 0.0
+            self._say(f"the driver did not say how far the run has come: {type(error).__name__}")
+        finally:
+            for cohort in self._all_cohorts():
+                cohort.cut(answer_s)
+            if self._elastic is not None:
+                self._elastic.give_back()
+            ray.kill(self._driver)
+            if "://" not in self._plan.directory:  # a store that is slow would cost the summary
+                self._delete_train_folder()
 
     def _end(self) -> None:
         """End all cohorts together, then the driver; nothing stays behind."""
+        leave_s, problems = LEAVE_S, []
+        if self._elastic is not None:
+            self._elastic.ask_no_more()
         try:
             ray.get(self._driver.stop.remote("the run is over"), timeout=CALL_TIMEOUT_S)
             self.summary = dict(ray.get(self._driver.summary.remote(), timeout=CALL_TIMEOUT_S))
-            deadline = time.monotonic() + LEAVE_S
-            for cohort in self._cohorts:
-                cohort.end(max(0.0, deadline - time.monotonic()))
         except (GetTimeoutError, RayError) as error:
-            self._on_event(Event("notice", f"ending the run was not clean: {type(error).__name__}"))
-        finally:
-            ray.kill(self._driver)
-            storage = Storage(self._plan.directory)
-            if storage.exists(TRAIN_FOLDER):
-                storage.delete(TRAIN_FOLDER)
+            leave_s = 0.0  # nobody tells the replicas to leave
+            problems.append(type(error).__name__)
+        deadline = time.monotonic() + leave_s
+        for cohort in self._all_cohorts():
+            try:
+                cohort.end(max(0.0, deadline - time.monotonic()))
+            except (GetTimeoutError, RayError) as error:
+                problems.append(f"cohort {cohort.number}: {type(error).__name__}")
+        if self._elastic is not None:
+            self._elastic.give_back()
+        ray.kill(self._driver)
+        self._delete_train_folder()
+        if problems:
+            self._say(f"ending the run was not clean: {', '.join(problems)}")
+
+    def _delete_train_folder(self) -> None:
+        storage = Storage(self._plan.directory)
+        if storage.exists(TRAIN_FOLDER):
+            storage.delete(TRAIN_FOLDER)

@@ -1,10 +1,23 @@
 """Every touch of Ray's private parts, in one place. Ray is pinned to a minor version for this; tests/ray runs them."""
 
+import json
+import logging
+import math
 import os
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+import ray
 from ray.train.backend import Backend, BackendConfig
+from ray.train.v2._internal.constants import get_env_vars_to_propagate
+from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
+from ray.train.v2._internal.execution.worker_group import WorkerGroup
+from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+ASK_S = 10
 
 # Ray Train takes these only as environment variables of the process that calls fit(). A stopped worker must be noticed
 # within seconds, not after Ray's default of 600; the metrics callbacks are of no use here.
@@ -19,24 +32,26 @@ TRAIN_ENVIRONMENT = {
 }
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a cohort's workers run: bundles `first`, `first` + 1, … of a placement group that belongs to somebody else
+    and outlives the cohort."""
+
+    group: Any
+    first: int = 0
+
+
 class CohortBackend(Backend):
     """Each worker is a replica group of its own: a dead one alone is started again, the others do not stop."""
 
     has_replica_groups = True
 
-    def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        """Runs in the controller: let the driver know whom to ask to abort."""
-        import ray
-
-        handle = ray.get_runtime_context().current_actor
-        ray.get(backend_config.driver.register_controller.remote(backend_config.cohort, handle), timeout=60)
-
 
 class CohortConfig(BackendConfig):
-    """Backend configuration of one cohort."""
+    """Backend configuration of one cohort. Without a `place` Ray Train makes a placement group of its own."""
 
-    def __init__(self, driver: Any, cohort: int) -> None:
-        self.driver, self.cohort = driver, cohort
+    def __init__(self, place: Place | None = None) -> None:
+        self.place = place
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -44,16 +59,90 @@ class CohortConfig(BackendConfig):
         return CohortBackend
 
 
+class BorrowedGroup(DefaultPlacementGroupHandle):
+    """A placement group that its owner removes."""
+
+    def shutdown(self) -> None:
+        """Leave it."""
+
+
+class CohortWorkers(WorkerGroup):
+    """Workers in the cohort's `Place`, if it has one."""
+
+    def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> Any:
+        place = self._place()
+        if place is None:
+            return super()._create_placement_group(scaling_config, worker_group_context)
+        return BorrowedGroup(place.group)
+
+    def _create_workers(self, *given: Any, **named: Any) -> list[Any]:
+        place = self._place()
+        # a start names no bundles, and passes the number of workers first; a replacement takes its predecessors'
+        if place is not None and named.get("placement_group_bundle_indices") is None:
+            named["placement_group_bundle_indices"] = [place.first + rank for rank in range(given[0])]
+        workers: list[Any] = super()._create_workers(*given, **named)
+        return workers
+
+    def _place(self) -> Place | None:
+        config: Any = self._train_run_context.backend_config
+        place: Place | None = config.place
+        return place
+
+
+class CohortScaling(FixedScalingPolicy):
+    """Always the same number of workers, asked for by their placement group alone.
+
+    Ray Train would ask a second time, by way of an actor that outlives the run, and of a controller that was killed the
+    request would keep nodes for three minutes.
+    """
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """Ask for nothing."""
+
+    def _maybe_send_resource_request(self) -> None:
+        """Ask for nothing."""
+
+
+class CohortController(TrainController):
+    """Ray Train's controller, with our workers. What ends its run is raised; its tracebacks of every death are not for
+    users, who are told by the driver."""
+
+    worker_group_cls = CohortWorkers
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        logging.getLogger("ray.train").setLevel(logging.CRITICAL)
+        super().__init__(*given, **named)
+
+
 class CohortTrainer(DataParallelTrainer):
-    """Ray Train without the callbacks that harm here.
+    """Ray Train without the callbacks that harm here. `controller` is the handle of its controller once it runs.
 
     PlacementGroupCleaner asks whatever API server the environment names: with none it stalls every stop by 12 s, with
     another cluster's it takes a live run for dead and removes its placement group. `Cohort` frees groups itself.
     """
 
+    controller: Any = None
+
     def _create_default_callbacks(self) -> list[Any]:
         unwanted = {"PlacementGroupCleanerCallback", "DatasetsCallback"}
         return [c for c in super()._create_default_callbacks() if type(c).__name__ not in unwanted]
+
+    def _initialize_and_run_controller(self, **parts: Any) -> Any:
+        # as in Ray Train, but SIGINT is for who called us to handle
+        environment = {"RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0", **get_env_vars_to_propagate()}
+        options = beside_this_process() | {"runtime_env": {"env_vars": environment}}
+        parts["scaling_policy"] = CohortScaling(parts["scaling_policy"].scaling_config)
+        self.controller = ray.remote(CohortController).options(**options).remote(**parts)
+        ray.get(self.controller.run.remote())
+        return ray.get(self.controller.get_result.remote())
+
+
+def beside_this_process() -> dict[str, Any]:
+    """Options of an actor on the node of this process, and without CPUs of its own.
+
+    Elsewhere it would die with a node that comes and goes, and keep one that is idle from going.
+    """
+    return {"num_cpus": 0, "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()}}
 
 
 def prepare_train_environment() -> None:
@@ -62,8 +151,45 @@ def prepare_train_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def autoscaler_limits() -> dict[str, float]:
-    """Resources that the cluster may grow to; empty where no autoscaler has published its limits."""
+def draining_nodes() -> set[str]:
+    """Ids of the nodes that will go away soon: before a spot machine is taken back, or by ``ray drain-node``."""
     from ray._private.state import state
 
-    return dict(state.get_max_resources_from_cluster_config() or {})
+    return set(state.get_draining_nodes())
+
+
+def autoscaler_limits(names: Iterable[str]) -> dict[str, float]:
+    """How much of these resources the cluster may grow to; empty where it cannot grow.
+
+    Ray's own autoscalers do not publish their limits: where there is one, the limits are infinite.
+    """
+    from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
+    from ray._private.state import state
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # is compiled
+
+    published = state.get_max_resources_from_cluster_config()
+    if published:
+        return dict(published)
+    gcs = GcsClient(address=ray.get_runtime_context().gcs_address)
+    status = gcs.internal_kv_get(DEBUG_AUTOSCALING_STATUS.encode(), None, timeout=ASK_S)
+    grows = reports_node_types(status) or reports_autoscaling(gcs.get_cluster_status(ASK_S))
+    return dict.fromkeys(names, math.inf) if grows else {}
+
+
+def reports_node_types(status: bytes | None) -> bool:
+    """Whether what Ray's monitor has written down comes from an autoscaler (version 1).
+
+    Without one the same process reports what is there, each node as a type of its own, ``node_`` and its id.
+    """
+    report = json.loads(status).get("autoscaler_report") if status else None
+    types = [*report["active_nodes"], *report["pending_launches"]] if report else []
+    return any(not name.startswith("node_") for name in types)
+
+
+def reports_autoscaling(reply: bytes) -> bool:
+    """Whether the GCS has heard of an autoscaler (version 2, as on Kubernetes) that knows types of nodes."""
+    from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply  # type: ignore[attr-defined]  # is generated
+
+    status = GetClusterStatusReply.FromString(reply)
+    typed = any(node.ray_node_type_name for node in status.cluster_resource_state.node_states)
+    return status.HasField("autoscaling_state") and typed

@@ -9,6 +9,7 @@ from ray_lowcomm.core.errors import FleetError, LowCommError, SettingError
 from ray_lowcomm.core.settings import RunSettings
 from ray_lowcomm.engine.checkpoint import Found, find_newest, whole_checkpoints
 from ray_lowcomm.engine.storage import Storage
+from ray_lowcomm.runtime.submitted import refuse_temporary
 
 
 class RunFolder:
@@ -22,6 +23,8 @@ class RunFolder:
         self._remote = "://" in run.output_dir
         root = run.output_dir.rstrip("/") if self._remote else str(Path(run.output_dir).absolute())
         self.path = f"{root}/{run.name}"
+        if not self._remote:
+            refuse_temporary("run.output_dir", run.output_dir, root)
         self._resume = run.resume
         self._lock = None if self._remote else FileLock(f"{root}/.{run.name}.lock")
         self.newest: Found | None = None
@@ -44,6 +47,14 @@ class RunFolder:
 
     def __exit__(self, *exception: object) -> None:
         self._release()
+
+    def kept(self) -> str:
+        """What a run that has ended too early can go on from, in words."""
+        whole = whole_checkpoints(Storage(self.path))
+        if not whole:
+            return "no checkpoint was whole yet (checkpoint.every): a new start is all there is"
+        number = int(whole[-1].split("_")[-1])
+        return f"the newest whole checkpoint is of round {number}: --run.resume goes on from there"
 
     def _acquire(self) -> None:
         if self._lock is None:

@@ -1,7 +1,8 @@
 """The trainer: a train function, settings, and `fit()`, on Ray or with all replicas in this process."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from ray_lowcomm.engine.checkpoint import resumed
 from ray_lowcomm.engine.member import TrainLoop, describe
 from ray_lowcomm.engine.replica import RunSpec
 from ray_lowcomm.runtime.run_folder import RunFolder
+from ray_lowcomm.runtime.stopping import sigterm_interrupts
 
 
 class Recorder(Protocol):
@@ -55,7 +57,9 @@ class TrainerOptions:
 
     `tracking` are TrackingSettings or a mapping of their fields. `agreed` are further settings that must be the same on
     all replicas. `recorder` makes the recorder from the run's folder and the round it starts from; by default files,
-    progress and MLflow.
+    progress and MLflow. `on_event` is called with each event of the run, one at a time: those of the coordinator, and
+    before each ``record`` of a round ``totals``, a mapping of the sums so far. The next round is not closed before it
+    has returned.
     """
 
     faults: tuple[Fault, ...] = ()
@@ -64,6 +68,7 @@ class TrainerOptions:
     tracking: Any = None
     agreed: Mapping[str, str] = field(default_factory=dict)
     recorder: Any = None
+    on_event: Any = None
 
     def __post_init__(self) -> None:
         if self.buffers not in ("average", "local", "first"):
@@ -77,7 +82,8 @@ class LowCommTrainer:
 
     `train_loop(context)` builds model and optimizer, calls ``replica = context.wrap(model, optimizer)`` once and
     ``replica.step(loss)`` after each backward, until ``replica.finished``. Each section may be given as its settings
-    class or as a mapping of its fields; `options` are the fields of `TrainerOptions`.
+    class or as a mapping of its fields; `options` are the fields of `TrainerOptions`. In a placement group that has a
+    bundle for each replica (as a Ray Tune trial may have) the replicas run there.
 
     Raises:
         SettingError: a setting that is not allowed.
@@ -102,6 +108,8 @@ class LowCommTrainer:
         self.run = section("run", RunSettings, run)
         self.checkpoint = section("checkpoint", CheckpointSettings, checkpoint)
         self.options = section("LowCommTrainer", TrainerOptions, options)
+        self._stopping = ""
+        self._stop_fleet: Callable[[str], None] | None = None
 
     def fit(self) -> Result:
         """Run to the end.
@@ -109,55 +117,77 @@ class LowCommTrainer:
         Raises:
             FleetError: the run failed; the text names the replica and the reason. What was written stays.
         """
-        with RunFolder(self.run) as folder:
+        with sigterm_interrupts(), RunFolder(self.run) as folder, ExitStack() as closing:
             plan = self._plan(folder)
             recorder = self._recorder(folder)
             recorder.on_start(self._info(folder))
             if folder.said:
                 recorder.on_notice(folder.said)
-            attempt = _Attempt(recorder, folder.path, self.checkpoint.keep)
+            attempt = _Attempt(recorder, self.options.on_event, folder.path, self.checkpoint.keep)
             try:
-                self._run(attempt, plan)
+                self._run(attempt, plan, closing)
             except BaseException as error:
                 status = "failed" if isinstance(error, Exception) else "stopped"
                 reason = describe(error) if status == "failed" else "stopped from outside"
                 recorder.on_end(self._head() | {"status": status, "error": reason} | attempt.summary)
+                if status == "stopped":
+                    recorder.on_notice(folder.kept())
                 raise
-            status = "failed" if attempt.failure else "finished" if attempt.complete else "incomplete"
-            final = recorder.on_end(self._head() | {"status": status, "error": attempt.failure} | attempt.summary)
+            early = "stopped" if self._stopping else "incomplete"
+            status = "failed" if attempt.failure else "finished" if attempt.complete else early
+            reason = attempt.failure or (self._stopping if status == "stopped" else "")
+            final = recorder.on_end(self._head() | {"status": status, "error": reason} | attempt.summary)
             if attempt.failure:
                 raise FleetError(attempt.failure + attempt.hint)
             return Result(dict(final), folder.path)
 
-    def _run(self, attempt: "_Attempt", plan: RunPlan) -> None:
-        """Run; `attempt.summary` is what there is to say of it, however it ends."""
+    def stop(self, reason: str) -> None:
+        """Make a `fit` in another thread end now and in order; its result says that it was stopped, and why."""
+        self._stopping = reason
+        if self._stop_fleet is not None:
+            self._stop_fleet(reason)
+
+    def _run(self, attempt: "_Attempt", plan: RunPlan, closing: ExitStack) -> None:
+        """Run; `attempt.summary` is what there is to say of it, however it ends. What can wait until it has been said
+        (a job that is being stopped has little time) goes to `closing`."""
         spec = self._spec(plan.directory)
         if self.fleet.transport == "local":
             from ray_lowcomm.transport.local import LocalFleet
 
             began = time.monotonic()
-            local = LocalFleet(plan, spec, attempt.on_event)
+            local = LocalFleet(plan, spec, lambda event: self._on_local_event(attempt, local, event))
             try:
                 local.run(self.train_loop)
+            except _Stopped:
+                return
             finally:
                 # the local fleet's own clock is virtual
                 attempt.summary = local.coordinator.summary() | {"wall_s": round(time.monotonic() - began, 3)}
             return
         import ray
 
-        from ray_lowcomm.runtime.cluster import connect
+        from ray_lowcomm.runtime.cluster import connect, surrounding_place
         from ray_lowcomm.runtime.fleet import RayFleet
 
-        connected = connect(self.fleet)
+        if connect(self.fleet):
+            closing.callback(ray.shutdown)
+        in_step = self.options.on_event is not None
+        fleet = RayFleet(plan, spec, attempt.on_event, surrounding_place(self.fleet), in_step)
+        self._stop_fleet = fleet.stop
         try:
-            fleet = RayFleet(plan, spec, attempt.on_event)
-            try:
-                fleet.run(self.train_loop)
-            finally:
-                attempt.summary = fleet.summary
+            if self._stopping:
+                fleet.stop(self._stopping)
+            fleet.run(self.train_loop)
         finally:
-            if connected:
-                ray.shutdown()
+            self._stop_fleet = None
+            attempt.summary = fleet.summary
+
+    def _on_local_event(self, attempt: "_Attempt", local: Any, event: Event) -> None:
+        if self._stopping:
+            raise _Stopped
+        if event.kind == "record":
+            attempt.on_event(Event("totals", local.coordinator.book.totals.summary()))
+        attempt.on_event(event)
 
     def _recorder(self, folder: RunFolder) -> Recorder:
         start = folder.newest.manifest["round"] if folder.newest else 0
@@ -182,7 +212,7 @@ class LowCommTrainer:
         return {"run_name": self.run.name, "strategy": self.strategy.name}
 
     def _info(self, folder: RunFolder) -> dict[str, Any]:
-        info = {"replicas": self.fleet.replicas, "steps": self.steps, "transport": self.fleet.transport}
+        info: dict[str, Any] = {"replicas": self.fleet.size, "steps": self.steps, "transport": self.fleet.transport}
         if folder.newest is not None:
             manifest = folder.newest.manifest
             info |= {"resumed from round": manifest["round"], "step": manifest["step"]}
@@ -220,16 +250,25 @@ class LowCommTrainer:
         )
 
 
+class _Stopped(BaseException):
+    """Ends a local fleet from within its events: they come from the replicas' threads, where nobody may catch it."""
+
+
 class _Attempt:
     """Passes the coordinator's events on to the recorder, and keeps how the run failed."""
 
-    def __init__(self, recorder: Recorder, directory: str, keep: int) -> None:
-        self._recorder, self._directory, self._keep = recorder, directory, keep
+    def __init__(self, recorder: Recorder, watch: Callable[[Event], None] | None, directory: str, keep: int) -> None:
+        self._recorder, self._watch, self._directory, self._keep = recorder, watch, directory, keep
         self.failure = self.hint = ""
         self.complete = False
         self.summary: dict[str, Any] = {}
 
     def on_event(self, event: Event) -> None:
+        self._record(event)
+        if self._watch is not None:
+            self._watch(event)
+
+    def _record(self, event: Event) -> None:
         if event.kind == "record":
             self._recorder.on_round(event.data)
         elif event.kind == "notice":

@@ -42,7 +42,7 @@ def live(plan: WorkerPlan, member: int) -> None:
         token=uuid.uuid4().hex,
         handle=ray.get_runtime_context().current_actor,
         pid=os.getpid(),
-        node=ray.util.get_node_ip_address(),
+        node=ray.get_runtime_context().get_node_id(),
         placement_group=ray.util.get_current_placement_group(),
     )
     ray.get(plan.driver.attach.remote(member, plan.cohort, attachment), timeout=ATTACH_TIMEOUT_S)

@@ -15,6 +15,7 @@ from ray_lowcomm.strategies.desloc import DESLOC
 from ray_lowcomm.strategies.diloco import DILOCO
 from ray_lowcomm.strategies.local_adam import LOCAL_ADAM
 from ray_lowcomm.strategies.local_sgd import LOCAL_SGD
+from ray_lowcomm.strategies.sparse_loco import SPARSE_LOCO
 
 ALGORITHMS: dict[str, Algorithm] = {
     "ddp": DDP_ALGORITHM,
@@ -23,6 +24,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "diloco": DILOCO,
     "dct_momentum": DCT_MOMENTUM,
     "desloc": DESLOC,
+    "sparse_loco": SPARSE_LOCO,
 }
 
 

@@ -28,11 +28,18 @@ class Anchor:
 
     def pseudo_gradient(self) -> Tensor:
         """Anchor − local parameters, flat [n]: what this replica has and the anchor has not."""
-        return self.values - self.tracks.read(PARAMS)
+        own = self.tracks.read(PARAMS)
+        return torch.sub(self.values, own, out=own)
 
     def step(self, pseudo_gradient: Tensor) -> None:
         """Outer step along the mean pseudo-gradient, flat [n]."""
         self.outer.step(self.values, pseudo_gradient, self.momentum)
+
+    def step_(self, pseudo_gradient: Tensor) -> Tensor:
+        """As `step`, and returns its direction, flat [n]: do not write to it. `pseudo_gradient` may be written over."""
+        direction = self.outer.direction_(pseudo_gradient, self.momentum)
+        self.values.sub_(direction, alpha=self.outer.rate)
+        return direction
 
     def set(self, values: Tensor) -> None:
         """Take `values`, flat [n], without a step."""

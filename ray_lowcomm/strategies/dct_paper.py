@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ray_lowcomm.core.chunks import ChunkPlan
-from ray_lowcomm.core.codecs.topk import TopK
+from ray_lowcomm.core.codecs.topk import Kept, TopK
 from ray_lowcomm.core.outer import OuterOptimizer
 from ray_lowcomm.core.payload import Payload, Proposal, Received
 from ray_lowcomm.core.schedule import SyncOp
@@ -19,11 +19,12 @@ from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.strategies.anchor import Anchor, collect
 from ray_lowcomm.strategies.contract import State
 from ray_lowcomm.strategies.gathered import Gathered
+from ray_lowcomm.strategies.residual import value_format
 
 MOMENTUM, OWN = "momentum/", "own_anchor/"
 
 
-class DctPaper(Gathered[tuple[Tensor, Tensor]]):
+class DctPaper(Gathered[tuple[Tensor, Kept]]):
     """m ← β m + Δ_r ; q = top-k DCT(m) ; m ← m − q + Q ; θ_r ← θ_r − η (Δ_r + β m), Q the mean over the senders.
 
     Shared state is this replica's own anchor: what a joiner of its own starts from, and what is evaluated.
@@ -40,17 +41,17 @@ class DctPaper(Gathered[tuple[Tensor, Tensor]]):
     def propose(self, op: SyncOp) -> Proposal:
         """The largest coefficients of this replica's momentum."""
         delta = self.anchor.pseudo_gradient()
-        message, sent = self.codec.encode(delta.add(self.momentum, alpha=self.beta))
-        self._open[op.id] = (delta, sent)
+        message, kept = self.codec.encode_(delta.add(self.momentum, alpha=self.beta), op.id)
+        self._open[op.id] = (delta, kept)
         return Proposal(op.id, Payload("gather", message), residual_norm=None)
 
     def apply(self, proposal: str, received: Received) -> None:
         """Steps 5 to 8 of B2."""
         mean = self.mean(proposal, received)
-        delta, sent = self._open.pop(proposal)
+        delta, kept = self._open.pop(proposal)
         self.momentum.mul_(self.beta).add_(delta)
         if received.included:
-            self.momentum.sub_(sent)
+            self.momentum.sub_(self.codec.decode_mean([kept], [1.0]))
         self.momentum.add_(mean)
         self.anchor.step(delta.add_(self.momentum, alpha=self.beta))
         self.anchor.load_into_model()
@@ -79,7 +80,7 @@ def build_paper(settings: StrategySettings, tracks: Tracks) -> DctPaper:
     codec = TopK(
         ChunkPlan.divisors(tracks.layout, settings.chunk_size or 64),
         lambda elements: min(topk, elements),
-        value_bits=settings.value_bits or 32,
+        values=value_format(settings),
         device=anchor.values.device,
     )
     return DctPaper(anchor, codec, settings)

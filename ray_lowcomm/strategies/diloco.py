@@ -1,4 +1,11 @@
-"""DiLoCo (arXiv 2311.08105, ALGORITHMS A5): every H steps an outer Nesterov step along the mean pseudo-gradient."""
+"""DiLoCo (arXiv 2311.08105, ALGORITHMS A5): every H steps an outer Nesterov step along the mean pseudo-gradient.
+
+With `value_bits` below 32 pseudo-gradients are rounded, gathered, and added once decoded (Streaming DiLoCo, 2501.18512,
+sends E3M0 values so), with or without error feedback; 4 bits and more need none, 2 bits and fewer do.
+"""
+
+from dataclasses import replace
+from typing import Literal
 
 from ray_lowcomm.core.outer import OuterOptimizer
 from ray_lowcomm.core.payload import Payload, Proposal, Received
@@ -7,6 +14,7 @@ from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import PARAMS, Tracks
 from ray_lowcomm.strategies.anchor import Anchor, Anchored
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
+from ray_lowcomm.strategies.residual import VALUES, dense_codec, unused_value_fields, value_format, with_residual
 
 
 class DiLoCo(Anchored[None]):
@@ -32,11 +40,49 @@ def _build(settings: StrategySettings, tracks: Tracks) -> Strategy:
     outer = OuterOptimizer(
         settings.outer_optimizer or "nesterov", settings.outer_lr or 1.0, settings.outer_momentum or 0.0
     )
-    return DiLoCo(Anchor(tracks, outer))
+    anchor = Anchor(tracks, outer)
+    if settings.value_bits == 32:
+        return DiLoCo(anchor)
+    return with_residual(settings, anchor, dense_codec(settings, anchor))
+
+
+def _unused(settings: StrategySettings) -> dict[str, str]:
+    unused = unused_value_fields(settings)
+    if settings.value_bits == 32:
+        unused |= dict.fromkeys(("residual", "residual_decay"), "needs strategy.value_bits below 32")
+    elif _residual(settings) == "none":
+        unused["residual_decay"] = "needs strategy.residual: model or buffer"
+    return unused
+
+
+def _derived(settings: StrategySettings) -> StrategySettings:
+    residual, decay = _residual(settings), settings.residual_decay
+    if decay is None:
+        decay = 0.95 if residual == "buffer" else 1.0
+    return replace(settings, residual=residual, residual_decay=decay)
+
+
+def _residual(settings: StrategySettings) -> Literal["model", "buffer", "none"]:
+    return settings.residual or ("buffer" if (settings.value_bits or 32) <= 2 else "none")
+
+
+def _check(settings: StrategySettings) -> None:
+    value_format(settings)
 
 
 DILOCO = Algorithm(
-    defaults={"inner_steps": 32, "outer_optimizer": "nesterov", "outer_lr": 0.7, "outer_momentum": 0.9},
+    defaults={
+        "inner_steps": 32,
+        "outer_optimizer": "nesterov",
+        "outer_lr": 0.7,
+        "outer_momentum": 0.9,
+        **VALUES,
+        "residual": None,
+        "residual_decay": None,
+    },
     due=_due,
     build=_build,
+    derived=_derived,
+    unused=_unused,
+    check=_check,
 )

@@ -87,27 +87,30 @@ class MlflowLog:
         except queue.Full:
             self._complain(f"{self._store.shown} is too slow")
 
-    def finish(self, summary: Mapping[str, Any], status: str, model: str | None = None) -> None:
+    def finish(
+        self, summary: Mapping[str, Any], status: str, model: str | None = None, wait_s: float | None = None
+    ) -> None:
         """Ends the MLflow run with `status` (FINISHED, FAILED, KILLED), and logs the local folder `model`.
 
-        Waits at most `wait_s` for the store, and then for the model as long as 5 MB/s take.
+        Waits at most `wait_s` (default: the log's own) for the store, and then for the model as long as 5 MB/s take.
         """
+        wait_s = self._wait_s if wait_s is None else wait_s
         if not self._thread.is_alive():
             return
         folder = Path(model) if model and Path(model).is_dir() else None
         try:
-            self._queue.put(_End(dict(summary), status, str(folder) if folder else None), timeout=self._wait_s)
+            self._queue.put(_End(dict(summary), status, str(folder) if folder else None), timeout=wait_s)
         except queue.Full:
             self._complain(f"{self._store.shown} is too slow")
-        in_time = self._logged.wait(self._wait_s)
+        in_time = self._logged.wait(wait_s)
         missing = self._given - self._through
         if not in_time:
-            self._complain(f"{self._store.shown} did not take everything within {self._wait_s:.0f} s of the end")
+            self._complain(f"{self._store.shown} did not take everything within {wait_s:g} s of the end")
         if missing and not self._unusable:
             self._say(f"MLflow: {missing} of {self._given} rounds are not in {self._store.shown}")
         if in_time and folder and not self._unusable:
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-            if not self._closed.wait(self._wait_s + size / _ARTIFACT_BYTES_PER_S):
+            if not self._closed.wait(wait_s + size / _ARTIFACT_BYTES_PER_S):
                 self._say(f"MLflow: the model in {folder} did not reach {self._store.shown} in time")
 
     def _work(self) -> None:

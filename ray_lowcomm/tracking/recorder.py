@@ -9,6 +9,8 @@ from ray_lowcomm.tracking.mlflow_log import MlflowLog
 from ray_lowcomm.tracking.mlflow_store import store_of
 from ray_lowcomm.tracking.progress import RoundProgress
 
+_STOPPED_WAIT_S = 0.7  # for MLflow; a job that is being stopped has 3 s in all
+
 _MLFLOW_STATUS = {"finished": "FINISHED", "stopped": "KILLED"}
 
 _NOT_PARAMETERS = ("run.resume", "tracking.uri")  # no part of the experiment, and a URI may hold a password
@@ -65,7 +67,8 @@ class Recorder:
         places = {"files": self._run_dir}
         if self._mlflow and self._store:
             status = _MLFLOW_STATUS.get(summary.get("status", ""), "FAILED")
-            self._mlflow.finish(summary, status, f"{self._run_dir}/model")
+            wait_s = _STOPPED_WAIT_S if summary.get("status") == "stopped" else None
+            self._mlflow.finish(summary, status, f"{self._run_dir}/model", wait_s)
             if self._mlflow.run_id != known:
                 final = {**summary, "mlflow_run_id": self._mlflow.run_id}
                 self._files.summary(final)

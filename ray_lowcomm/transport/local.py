@@ -20,8 +20,9 @@ from ray_lowcomm.core.payload import Payload
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.combine import weighted_sum
-from ray_lowcomm.engine.coordinator import PRESENT, Coordinator
+from ray_lowcomm.engine.coordinator import Coordinator
 from ray_lowcomm.engine.member import TrainLoop, run_member
+from ray_lowcomm.engine.membership import PRESENT
 from ray_lowcomm.engine.replica import Host, RunSpec
 
 MAX_IDLE_TICKS = 100_000
@@ -51,7 +52,10 @@ class _Member:
 
 
 class LocalFleet:
-    """Runs a fleet of `plan.fleet.replicas` threads. `on_event` gets the coordinator's events as they happen."""
+    """Runs a fleet of threads, one a replica; `on_event` gets the coordinator's events as they happen.
+
+    There is room for all of them here, so that of an elastic fleet, too, all are started at once.
+    """
 
     def __init__(self, plan: RunPlan, spec: RunSpec, on_event: Callable[[Event], None]) -> None:
         self.clock = 0.0
@@ -68,7 +72,7 @@ class LocalFleet:
         """Run all replicas to the end of the run, or to its failure (see `coordinator.failure`)."""
         threads = torch.get_num_threads()
         try:
-            for index in range(self._spec.fleet.replicas):
+            for index in range(self._spec.fleet.max_replicas):
                 self._start(index, train)
             while any(not member.done for member in self._members.values()):
                 self._turn(train)

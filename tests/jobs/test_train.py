@@ -1,6 +1,7 @@
 """The main job as a user runs it: files, exit codes, resume, evaluation. Replicas share one process."""
 
 import json
+import re
 import sqlite3
 from pathlib import Path
 
@@ -139,5 +140,6 @@ def test_dry_run_says_what_the_run_then_sends(run, tmp_path):
     assert not (tmp_path / "default").exists()
     run("--run.name", "real", "--tracking.enabled", "false")
     summary = json.loads((tmp_path / "real" / "summary.json").read_text())
-    sent = estimate(config)["sent per round"]
-    assert f"{summary['bytes_up'] / 1024:.1f} KiB in all" in sent
+    said = re.search(r"about ([0-9.]+) KiB in all", estimate(config)["sent per round"])
+    # how long coded indices become depends on where they lie
+    assert float(said[1]) == pytest.approx(summary["bytes_up"] / 1024, rel=0.05)

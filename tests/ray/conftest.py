@@ -33,7 +33,7 @@ def nothing_left(ray_cluster):
     while True:
         groups = [g for g in ray.util.placement_group_table().values() if g["state"] != "REMOVED"]
         actors = [a["ActorClassName"] for a in all_actors().values() if a["State"] != "DEAD"]
-        ours = ("Driver", "RayTrainWorker", "TrainController")
+        ours = ("Driver", "RayTrainWorker", "CohortController")
         left = groups + [name for name in actors if name in ours]
         if not left:
             return

@@ -48,6 +48,8 @@ def file(tmp_path):
         (["--model.args", '{"width": 128}'], "model.args", {"width": 128}),
         (["--model.args.my-key", "text"], "model.args", {"my-key": "text"}),
         (["--model.args.inner.depth", "2"], "model.args", {"inner": {"depth": 2}}),
+        (["--fleet.replicas", "[2, 8]"], "fleet.replicas", (2, 8)),
+        (["--fleet.replicas", "[3, 3]"], "fleet.replicas", 3),
         (["--fleet.resources_per_replica.GPU", "1"], "fleet.resources_per_replica", {"CPU": 1.0, "GPU": 1.0}),
         (
             ["--fleet.cohorts", '[{"replicas": 2, "label_selector": {"region": "eu"}}]'],
@@ -97,6 +99,13 @@ def test_environment_takes_json():
         (["--checkpoint.every.x", "1"], "checkpoint.every = {'x': 1}: must be a whole number"),
         (["--faults", '[{"do": "kill", "replica": 0}]'], "faults[0].round: is missing; must be a whole number"),
         (["--fleet.quorum", "9"], "fleet.quorum = 9: must be at most fleet.replicas = 2"),
+        (["--fleet.replicas", "many"], "fleet.replicas = 'many': must be a whole number or a list of 2"),
+        (["--fleet.replicas", "[1, 2, 3]"], "fleet.replicas = [1, 2, 3]: must be a whole number or a list of 2"),
+        (["--fleet.replicas", "[1, x]"], "fleet.replicas = '[1, x]': must be a whole number or a list of 2"),
+        (
+            ["--fleet.replicas", "[3, 2]"],
+            "fleet.replicas = [3, 2]: must be a whole number of at least 1, or [min, max] of such",
+        ),
         (["--run.name"], "--run.name = '': needs a value after it (--help lists all fields)"),
         (["topk"], "command line = 'topk': must be --SECTION.FIELD VALUE (--help lists all)"),
         (
@@ -151,7 +160,7 @@ def test_missing_file():
 
 def test_yaml_round_trip(file):
     config = load(
-        "--fleet.cohorts", '[{"replicas": 2}]', "--model.args.width", "8", "--inner.clip_norm", "null",
+        "--fleet.cohorts", '[{"replicas": 2}]', "--fleet.replicas", "[1, 2]", "--model.args.width", "8", "--inner.clip_norm", "null",
         "--faults", '[{"do": "nan", "replica": 1, "round": 3}]', "--run.name", "ä",
     )  # fmt: skip
     assert load("--config", file(to_yaml(config))) == config

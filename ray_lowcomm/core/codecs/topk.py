@@ -1,196 +1,288 @@
-"""Top-k of each chunk, with or without a DCT, packed as narrow indices and values.
+"""The codec of a track: the largest coefficients of each chunk, or all of them, with or without a DCT, in few bits.
 
-Wire format (little endian), one message for the whole track:
+One message for the whole track. Numbers are little endian; how indices are coded is said in `golomb`, how values are
+in `values`, how narrow numbers are packed in `bits`.
 
-    header   16 bytes: b"RLTK", version u16, value bits u16, layout-and-cut digest u64
-    then for each group of equal-shaped chunks (`ChunkPlan.groups`) of `count` chunks with c elements, k kept:
-        k < c    indices [count, k], unsigned of 1, 2 or 4 bytes (the narrowest that holds c − 1), ascending in a chunk;
-                 values [count, k]
-        k = c    values [count, c], untransformed, without indices (the dense fallback)
+    header    32 bytes (`message`)
+              0   4  b"RLCM"
+              4   2  version of the format, 2
+              6   1  bits of a value: 32 (the layout's dtype, so 64 for float64 layouts in truth), 16, 8, 4, 2 or 1
+              7   1  flags: 1 DCT, 2 values are E3M0
+              8   8  digest of the layout (names, shapes, dtype), the cut, the kept numbers and the value format (xxh3)
+              16  8  checksum (xxh3) of all other bytes of the message
+              24  8  bits of the stream of quotients
+    moduli    for each group that has indices, 1 byte: number of the modulus of its indices (`golomb.MODULI`)
+    tables    for 8 bits and fewer, for each unit: scale (float32), or level(s) (bfloat16)
+    values    of all groups, chunk by chunk, in the order of the indices; one packed stream
+    indices   for each group that has them: stream of bases, stream of extra bits (each begins at a byte)
+    quotients of all groups: one stream of bits
 
-A chunk of c elements keeps k = max(1, ceil(topk · c / chunk_size²)); where indices and values would be larger than the
-dense chunk, all of it is sent. The sizes follow from the header alone, so a message has exactly one valid length.
+Groups are those of equal-shaped chunks (`ChunkPlan.groups`), in their order. A chunk of c elements keeps the k with the
+largest magnitudes; where indices and values might be larger than all c values, and where k = c, the group has no
+indices and the values are all elements, untransformed. All counts but the quotients' follow from the model and the
+settings, so a message says how many bytes it must have; each is checked before anything is read or allocated for it,
+and nothing of a message is used before all of it has been checked.
 """
 
 import math
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ray_lowcomm.core.chunks import ChunkPlan, Group
+from ray_lowcomm.core.chunks import ChunkPlan, Group, Places, Slab
+from ray_lowcomm.core.codecs import golomb, values
+from ray_lowcomm.core.codecs.message import HEADER, Identity, seal, unseal
+from ray_lowcomm.core.codecs.reader import Reader
+from ray_lowcomm.core.codecs.select import largest
+from ray_lowcomm.core.codecs.values import Units, ValueFormat, Values
 from ray_lowcomm.core.dct import dct, idct
-from ray_lowcomm.core.digest import digest_text, tensor_bytes
+from ray_lowcomm.core.digest import digest_text
 from ray_lowcomm.core.errors import PayloadError, SettingError
 from ray_lowcomm.core.guards import all_finite
 
-MAGIC, VERSION, HEADER = b"RLTK", 1, struct.Struct("<4sHHQ")
-VALUE_BITS = (32, 16)
 Reduce = Literal["replicas", "senders"]
-Parsed = list[tuple[Tensor, Tensor]]
+SLAB = {"cpu": 1 << 19, "cuda": 1 << 26}  # elements worked on at once: a processor's cache; many for a GPU
+
+
+RAW = ValueFormat()
+NOT_FINITE = "the values to be sent are not all finite"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What is sent of a group: `kept` of each chunk's elements, all of them (and no indices) unless `sparse`."""
+
+    group: Group
+    kept: int
+    sparse: bool
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The content of a message. `indices`, int64 [count, k], are of the sparse groups only; None for the others."""
+
+    indices: tuple[Tensor | None, ...]
+    values: Values
 
 
 @dataclass(frozen=True)
 class TopK:
     """The codec of one track. `kept(c)` is the number of coefficients that a chunk of c elements may send.
 
-    `value_bits`: 32 (the layout's own dtype: float32, or float64 for float64 models) or 16 (bfloat16). Messages live on
-    the CPU, flat vectors on `device`.
+    Values have a table for each tensor, or with `table_per_chunk` for each chunk. Messages live on the CPU, flat
+    vectors on `device`. Coefficients lie where the elements of their chunk lie: they are a flat vector [n], too.
     """
 
     plan: ChunkPlan
     kept: Callable[[int], int]
     transform: bool = True
-    value_bits: int = 32
+    values: ValueFormat = RAW
+    table_per_chunk: bool = False
     device: torch.device | str = "cpu"
 
-    def __post_init__(self) -> None:
-        check_value_bits(self.value_bits)
+    # ---- what follows from the settings ---------------------------------------------------------------------------
 
     @cached_property
-    def nbytes(self) -> int:
-        """Size in bytes of every message of this codec."""
-        return HEADER.size + sum(
-            group.count * k * (width + self._value_bytes) for group, k, width in map(self._cut, self.plan.groups)
-        )
+    def form(self) -> ValueFormat:
+        """The value format in use: numbers as they are where tables would make a message larger than dense."""
+        groups = self._cuts(self.values)
+        bits = sum(cut.group.count * _chunk_bits(cut, self.values.value_bits(self.plan.layout.dtype)) for cut in groups)
+        total = bits // 8 + self.values.nbytes(0, self.units.count, self.plan.layout.dtype)
+        return self.values if total < self.plan.layout.nbytes else RAW
+
+    @cached_property
+    def cuts(self) -> tuple[Cut, ...]:
+        """What is sent of each group."""
+        return self._cuts(self.form)
+
+    @cached_property
+    def units(self) -> Units:
+        """Which chunks share a table."""
+        groups = self.plan.groups
+        if not self.table_per_chunk:
+            # a tensor without elements has no chunk, but keeps its number
+            return Units(len(self.plan.layout.shapes), tuple(group.places.tensor for group in groups))
+        ends = torch.tensor([0, *(group.count for group in groups)]).cumsum(0).tolist()
+        return Units(ends[-1], tuple(torch.arange(a, b) for a, b in pairwise(ends)))
 
     @property
-    def dense_groups(self) -> tuple[Group, ...]:
-        """Groups that are sent whole because indices and values would be larger."""
-        return tuple(group for group, k, _ in map(self._cut, self.plan.groups) if k == group.elements)
+    def whole_groups(self) -> tuple[Group, ...]:
+        """Groups of which all is sent although less might be kept: indices and values would be larger."""
+        return tuple(cut.group for cut in self.cuts if not cut.sparse and self.kept(cut.group.elements) < cut.kept)
 
-    def encode(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """(message uint8 [nbytes] on the CPU, what every receiver decodes it to: flat [n]).
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes of a message whose indices are scattered evenly; that of a real one depends on its content."""
+        dtype = self.plan.layout.dtype
+        sparse = [cut for cut in self.cuts if cut.sparse]
+        indices = sum(cut.group.count * golomb.expected_bits(cut.group.elements, cut.kept) for cut in sparse)
+        count = sum(cut.group.count * cut.kept for cut in self.cuts)
+        size = HEADER.size + len(sparse) + self.form.nbytes(count, self.units.count, dtype)
+        return size + math.ceil(indices / 8)
+
+    @cached_property
+    def _identity(self) -> Identity:
+        cut = [(c.group.shape, c.group.count, c.kept, c.sparse) for c in self.cuts]
+        text = f"{self.plan.layout.digest}{cut}{self.transform}{self.form.bits}{self.form.kind}{self.units.count}"
+        flags = self.transform + 2 * (self.form.kind == "e3m0")
+        return Identity(self.form.bits, flags, int(digest_text(text), 16))
+
+    @cached_property
+    def _slabs(self) -> tuple[list[Slab], ...]:
+        limit = SLAB["cpu" if torch.device(self.device).type == "cpu" else "cuda"]
+        return tuple(cut.group.slabs(limit) for cut in self.cuts)
+
+    @cached_property
+    def _places(self) -> tuple[Places, ...]:
+        """Of the sparse groups, on the device."""
+        places = (cut.group.places for cut in self.cuts)
+        return tuple(Places(p.origin.to(self.device), p.width.to(self.device), p.tensor) for p in places)
+
+    def _cuts(self, form: ValueFormat) -> tuple[Cut, ...]:
+        bits = form.value_bits(self.plan.layout.dtype)
+        return tuple(_cut(group, min(self.kept(group.elements), group.elements), bits) for group in self.plan.groups)
+
+    # ---- messages -------------------------------------------------------------------------------------------------
+
+    def encode_(self, flat: Tensor, key: str) -> tuple[Tensor, Kept]:
+        """(message uint8 [bytes] on the CPU, its content) for elements [n], contiguous.
+
+        `flat` becomes what was not sent, as coefficients. `key` names the op, for stochastic rounding.
 
         Raises:
-            PayloadError: a value is not finite (top-k would pick NaN first), or would not be once it is transformed or
-                rounded to the wire's dtype.
+            PayloadError: a value is not finite (top-k would pick NaN first), or would not be once rounded or decoded.
         """
-        _must_be_finite(flat, "the values to be sent are not all finite")
-        streams = [torch.frombuffer(bytearray(self._header), dtype=torch.uint8)]
-        decoded = []
-        for (group, k, width), batch in zip(map(self._cut, self.plan.groups), self.plan.gather(flat), strict=True):
-            indices, values, kept = self._select(group, k, batch)
-            if width:
-                streams.append(tensor_bytes(indices.to(_INDEX_DTYPE[width])))
-            streams.append(tensor_bytes(values))
-            decoded.append(kept)
-            _must_be_finite(values, "the values to be sent overflow when they are transformed or rounded")
-        sent = self.plan.scatter(decoded)
-        _must_be_finite(sent, "the values to be sent overflow when they are decoded")
-        return torch.cat(streams), sent
+        chosen, parts = self._choose(flat)
+        coded = values.encode(parts, self.units, self.form, key, self.plan.layout.dtype)
+        kept = Kept(chosen, coded)
+        self._check_decoded(kept, "the values to be sent overflow when they are decoded")
+        self.add_(flat, kept, -1.0)
+        sets = golomb.encode([i for i in chosen if i is not None], [c.group.elements for c in self.cuts if c.sparse])
+        moduli = torch.tensor(sets.moduli, dtype=torch.uint8)
+        streams = [moduli, *coded.streams(), *sets.streams, sets.unary]
+        return seal(self._identity, sets.unary_bits, streams), kept
 
-    def decode_mean(self, messages: Sequence[Parsed], weights: Sequence[float], reduce: Reduce = "replicas") -> Tensor:
-        """Weighted mean, flat [n], of parsed messages, added in the given order (so equal on all who have the same).
-
-        `replicas` divides by the weight of all messages, `senders` per coefficient by the weight of those that sent it.
-        """
-        batches = []
-        for i, (group, _, width) in enumerate(map(self._cut, self.plan.groups)):
-            total = torch.zeros(group.count, group.elements, dtype=self.plan.layout.dtype, device=self.device)
-            weight = torch.zeros_like(total) if reduce == "senders" and width else None
-            for (indices, values), w in zip((message[i] for message in messages), weights, strict=True):
-                if not width:
-                    total.add_(values, alpha=w)
-                    continue
-                # one index occurs once in a chunk (checked), so scatter_add_ has one order and is deterministic
-                total.scatter_add_(1, indices, values * w)
-                if weight is not None:
-                    weight.scatter_add_(1, indices, torch.full_like(values, w))
-            if weight is not None:
-                total.div_(weight.masked_fill_(weight == 0, 1.0))
-            batches.append(self._back(group, total, transformed=bool(width)))
-        return self.plan.scatter(batches)
-
-    def _cut(self, group: Group) -> tuple[Group, int, int]:
-        """(group, coefficients kept of a chunk, bytes of an index: 0 where the chunk is sent whole)."""
-        elements = group.elements
-        k = min(self.kept(elements), elements)
-        width = next(w for w in (1, 2, 4) if elements <= 1 << 8 * w)
-        if k * (width + self._value_bytes) >= elements * self._value_bytes:
-            return group, elements, 0
-        return group, k, width
-
-    @property
-    def _value_dtype(self) -> torch.dtype:
-        return self.plan.layout.dtype if self.value_bits == 32 else torch.bfloat16
-
-    @property
-    def _value_bytes(self) -> int:
-        return self._value_dtype.itemsize
-
-    @cached_property
-    def _header(self) -> bytes:
-        cut = [(group.shape, group.count, k, width) for group, k, width in map(self._cut, self.plan.groups)]
-        digest = int(digest_text(f"{self.plan.layout.digest}{cut}{self.transform}{self._value_dtype}"), 16)
-        return HEADER.pack(MAGIC, VERSION, self.value_bits, digest)
-
-    def _select(self, group: Group, k: int, batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(indices, values as sent, the chunks that receivers decode) of a batch of chunks."""
-        if k == group.elements:
-            values = batch.reshape(group.count, -1).to(self._value_dtype)
-            return values, values, values.to(batch.dtype).view_as(batch)
-        coefficients = (dct(batch) if self.transform else batch).reshape(group.count, -1)
-        indices = coefficients.abs().topk(k, dim=1, sorted=False).indices.sort(dim=1).values
-        values = coefficients.gather(1, indices).to(self._value_dtype)
-        kept = torch.zeros_like(coefficients).scatter_(1, indices, values.to(batch.dtype))
-        return indices, values, self._back(group, kept, transformed=True)
-
-    def _back(self, group: Group, coefficients: Tensor, *, transformed: bool) -> Tensor:
-        chunks = coefficients.view(group.count, *group.shape)
-        return idct(chunks) if transformed and self.transform else chunks
-
-    def parse(self, message: Tensor) -> Parsed:
-        """A message uint8 [nbytes] as (indices int64 [count, k], values [count, k]) of each group, after every check.
+    def parse(self, message: Tensor) -> Kept:
+        """The content of a message, after every check.
 
         Raises:
             PayloadError: the message is not exactly as the format says.
         """
-        if message.dtype != torch.uint8 or message.dim() != 1:
-            raise PayloadError(f"a message must be uint8 [bytes], got {message.dtype} {list(message.shape)}")
-        if message.numel() != self.nbytes:
-            raise PayloadError(f"message of {message.numel()} bytes where {self.nbytes} are due")
-        if message[: HEADER.size].numpy().tobytes() != self._header:
-            raise PayloadError("message header differs: made by another version or for another model or setting")
-        sections: Parsed = []
-        at = HEADER.size
-        for group, k, width in map(self._cut, self.plan.groups):
-            indices, at = self._indices(message, at, group, (k, width))
-            size = group.count * k * self._value_bytes
-            # clone: a view at an odd offset may not be reinterpreted as wider values
-            values = message[at : at + size].clone().view(self._value_dtype).view(group.count, k)
-            at += size
-            _must_be_finite(values, "a value in the message is not finite")
-            sections.append((indices.to(self.device), values.to(self.device, self.plan.layout.dtype)))
-        return sections
+        unary_bits, body = unseal(message, self._identity)
+        reader = Reader(body.to(self.device))
+        sparse = [cut for cut in self.cuts if cut.sparse]
+        moduli = reader.take(len(sparse), "the moduli of the indices").tolist()
+        sizes = [(cut.group.count, cut.kept) for cut in self.cuts]
+        coded = values.read(reader, sizes, self.units, self.form, self.plan.layout.dtype)
+        shapes = [golomb.SetShape(cut.group.count, cut.group.elements, cut.kept) for cut in sparse]
+        sets = iter(golomb.decode(reader, moduli, unary_bits, shapes))
+        reader.end()
+        kept = Kept(tuple(next(sets) if cut.sparse else None for cut in self.cuts), coded)
+        self._check_decoded(kept, "the values in the message overflow when they are decoded")
+        return kept
 
-    def _indices(self, message: Tensor, at: int, group: Group, cut: tuple[int, int]) -> tuple[Tensor, int]:
-        k, width = cut
-        if not width:
-            return torch.empty(0, dtype=torch.int64), at
-        size = group.count * k * width
-        raw = message[at : at + size].clone().view(_INDEX_DTYPE[width]).view(group.count, k).to(torch.int64)
-        if bool((raw >= group.elements).any()) or bool((raw[:, 1:] <= raw[:, :-1]).any()):
-            raise PayloadError(f"indices of chunks of {group.elements} are out of range or out of order")
-        return raw, at + size
+    def add_(self, coefficients: Tensor, kept: Kept, weight: float) -> None:
+        """Add `weight` times a message's content to coefficients [n]."""
+        self._add(coefficients, None, kept, weight)
+
+    def inverse_(self, flat: Tensor) -> Tensor:
+        """Coefficients [n], contiguous, become elements, in place."""
+        if self.transform:
+            for _, slab, batch, room in self._batches(flat):
+                slab.scatter(idct(batch, room), flat)
+        return flat
+
+    def decode_mean(self, messages: Sequence[Kept], weights: Sequence[float], reduce: Reduce = "replicas") -> Tensor:
+        """Weighted mean, flat [n], of messages, added in the given order (so equal on all who have the same).
+
+        `replicas` divides by the weight of all messages, `senders` per coefficient by the weight of those that sent it.
+        """
+        layout = self.plan.layout
+        total = torch.zeros(layout.numel, dtype=layout.dtype, device=self.device)
+        senders = torch.zeros_like(total) if reduce == "senders" else None
+        for message, weight in zip(messages, weights, strict=True):
+            self._add(total, senders, message, weight)
+        if senders is not None:
+            total.div_(senders.masked_fill_(senders == 0, 1.0))
+        return self.inverse_(total)
+
+    def _add(self, total: Tensor, senders: Tensor | None, kept: Kept, weight: float) -> None:
+        for number, (cut, indices) in enumerate(zip(self.cuts, kept.indices, strict=True)):
+            decoded = kept.values.decode(number)
+            if indices is None:
+                cut.group.whole.add(decoded.view(-1, *cut.group.shape), total, weight)
+                continue
+            # a position occurs once in a message, so there is one order of additions, on a GPU, too
+            positions = cut.group.positions(indices, self._places[number]).view(-1)
+            total.index_add_(0, positions, (decoded * weight).view(-1))
+            if senders is not None:
+                senders.index_add_(0, positions, torch.full_like(decoded, weight).view(-1))
+
+    def _choose(self, flat: Tensor) -> tuple[tuple[Tensor | None, ...], list[Tensor]]:
+        """(indices, values) of what is to be sent, group by group; elements become coefficients, in place."""
+        found: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        for number, slab, batch, room in self._batches(flat):
+            if self.transform:
+                _must_be_finite(batch)
+                batch.copy_(dct(batch, room))
+                slab.scatter(batch, flat)
+            rows = batch.view(len(batch), -1)
+            problem = "the values to be sent overflow when they are transformed" if self.transform else NOT_FINITE
+            indices = largest(rows, self.cuts[number].kept, problem, room)
+            found.setdefault(number, []).append((indices, rows.gather(1, indices)))
+        chosen: list[Tensor | None] = []
+        parts = []
+        for number, cut in enumerate(self.cuts):
+            if cut.sparse:
+                indices, part = (torch.cat(pieces) for pieces in zip(*found[number], strict=True))
+                chosen.append(indices)
+            else:
+                part = cut.group.whole.gather(flat).view(cut.group.count, -1)
+                _must_be_finite(part)
+                chosen.append(None)
+            parts.append(part)
+        return tuple(chosen), parts
+
+    def _batches(self, flat: Tensor) -> Iterator[tuple[int, Slab, Tensor, Tensor]]:
+        """(number of the group, slab, copy of its chunks, room for two more copies) of the sparse groups, slab by slab.
+
+        The memory is the same for all slabs: fresh memory costs more than what is done in it.
+        """
+        sparse = [(i, slab) for i, cut in enumerate(self.cuts) if cut.sparse for slab in self._slabs[i]]
+        sizes = [(slab.stop - slab.start) * math.prod(slab.shape) for _, slab in sparse]
+        room = flat.new_empty(3, max(sizes, default=0))
+        for number, slab in sparse:
+            yield number, slab, slab.gather(flat, room[0]), room[1:]
+
+    def _check_decoded(self, kept: Kept, problem: str) -> None:
+        """No sum of a chunk's magnitudes may overflow: nothing that a transform makes of them can be larger."""
+        for number, cut in enumerate(self.cuts):
+            if cut.sparse and self.transform and not all_finite(kept.values.decode(number).abs().sum(1)):
+                raise PayloadError(problem)
 
 
-def _must_be_finite(values: Tensor, problem: str) -> None:
-    if not all_finite(values):
-        raise PayloadError(problem)
+def _must_be_finite(part: Tensor) -> None:
+    if not all_finite(part):
+        raise PayloadError(NOT_FINITE)
 
 
-_INDEX_DTYPE = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
+def _cut(group: Group, kept: int, value_bits: int) -> Cut:
+    cut = Cut(group, kept, sparse=kept < group.elements)
+    whole = group.count * group.elements * value_bits
+    if cut.sparse and group.count * _chunk_bits(cut, value_bits) + 8 >= whole:  # 8: its modulus
+        return Cut(group, group.elements, sparse=False)
+    return cut
 
 
-def check_value_bits(bits: int) -> None:
-    """SettingError unless values can be sent with that many bits."""
-    if bits not in VALUE_BITS:
-        raise SettingError("strategy.value_bits", bits, f"must be one of {', '.join(map(str, VALUE_BITS))}")
+def _chunk_bits(cut: Cut, value_bits: int) -> int:
+    """Most bits that a chunk of a group takes."""
+    indices = golomb.worst_bits(cut.group.elements, cut.kept) if cut.sparse else 0
+    return cut.kept * value_bits + indices
 
 
 def kept_per_chunk(topk: int, chunk_size: int) -> Callable[[int], int]:

@@ -24,6 +24,15 @@ BAD: list[tuple[type, dict[str, Any], str]] = [
     (s.InnerSettings, {"betas": (0.9, 1.0)}, r"inner\.betas"),
     (s.FleetSettings, {"transport": "mpi"}, r"fleet\.transport .*one of ray, local"),
     (s.FleetSettings, {"replicas": 2, "quorum": 3}, r"fleet\.quorum = 3: must be at most fleet\.replicas = 2"),
+    (s.FleetSettings, {"replicas": 0}, r"fleet\.replicas = 0: must be a whole number of at least 1, or \[min, max\]"),
+    (s.FleetSettings, {"replicas": [4, 2]}, r"fleet\.replicas = \[4, 2\]: must be a whole number of at least 1, or"),
+    (s.FleetSettings, {"replicas": [0, 2]}, r"fleet\.replicas = \[0, 2\]: must be"),
+    (s.FleetSettings, {"replicas": (1, 2, 3)}, r"fleet\.replicas = \[1, 2, 3\]: must be"),
+    (s.FleetSettings, {"replicas": True}, r"fleet\.replicas = True: must be"),
+    (s.FleetSettings, {"replicas": "4"}, r"fleet\.replicas = '4': must be"),
+    (s.FleetSettings, {"replicas": [2, 4], "quorum": 5}, r"fleet\.quorum = 5: must be at most fleet\.replicas = 4"),
+    (s.FleetSettings, {"replicas": [1, 3], "cohorts": (s.CohortSettings(2),)}, r"fleet\.replicas = 3: must equal .* 2"),
+    (s.FleetSettings, {"replicas": [1, 2], "resources_per_replica": {"CPU": 0}}, r"more than 0 of something"),
     (s.Fault, {"do": "drop", "replica": 0, "round": 1}, r"faults\.do = 'drop': must be one of kill, hang, nan"),
     (s.RunSettings, {"name": "a/b"}, r"run\.name"),
     (s.CheckpointSettings, {"keep": 0}, r"checkpoint\.keep"),
@@ -44,6 +53,14 @@ def test_none_is_allowed_where_it_means_the_strategys_own_default() -> None:
     assert s.StrategySettings().variant is None
     for kind in (s.ModelSettings, s.InnerSettings, s.FleetSettings, s.RunSettings, s.DataSettings):
         kind()
+
+
+def test_a_fleet_has_a_least_and_a_most() -> None:
+    fixed, elastic, same = (s.FleetSettings(replicas=given) for given in (3, [2, 8], (3, 3)))  # type: ignore[arg-type]
+    assert (fixed.min_replicas, fixed.max_replicas, fixed.elastic, fixed.size) == (3, 3, False, "3")
+    assert (elastic.min_replicas, elastic.max_replicas, elastic.elastic, elastic.size) == (2, 8, True, "2 to 8")
+    assert elastic.replicas == (2, 8)
+    assert same == fixed
 
 
 def test_setting_errors_survive_being_sent_to_another_process() -> None:

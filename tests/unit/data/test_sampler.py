@@ -55,6 +55,37 @@ def test_nothing_lost_and_nothing_twice_when_the_fleet_changes(history):
     assert drawn == items_up_to(committed, length, seed, shards)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(5, 200),
+    st.lists(st.tuples(st.sets(st.integers(0, 4), min_size=1), st.integers(0, 40), st.integers(0, 10)), max_size=5),
+)
+def test_nothing_lost_and_nothing_twice_when_shards_are_dealt_anew(length, phases):
+    samplers = [ShardedSampler(length, 5, index, seed=0, shards=12) for index in range(5)]
+    committed: dict[int, int] = {}
+    drawn: Counter = Counter()
+    for members, count, in_vain in phases:
+        dealt, positions = tuple(sorted(members)), dict(committed)
+        for sampler in samplers:
+            sampler.deal(dealt)
+            sampler.load(positions)
+        assert Counter(shard for s in samplers for shard in s.positions) == Counter(range(min(12, length)))
+        for index, sampler in enumerate(samplers):
+            taken = sampler.take(count + index)
+            if index in members and not sampler.borrows:
+                drawn.update(taken.tolist())
+            committed |= sampler.positions
+            sampler.take(in_vain)
+    assert drawn == items_up_to(committed, length, 0, 12)
+
+
+def test_a_deal_among_all_changes_nothing():
+    one, other = (ShardedSampler(500, 3, 1, seed=0) for _ in range(2))
+    other.deal((0, 1, 2))
+    assert (other.index, other.replicas) == (1, 3)
+    assert one.take(100).tolist() == other.take(100).tolist()
+
+
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (4, 2), (1, 4)])
 def test_one_whole_epoch_over_a_change_of_the_fleet(before, after):
     length, seen, committed = 64 * 12, [], {}

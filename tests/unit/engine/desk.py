@@ -11,7 +11,7 @@ CONFIG = {"model.dense_bytes": str(SIZE), "run.seed": "0"}
 
 
 class Desk:
-    """`replicas` of local SGD over `ROUNDS` rounds of `H` steps; keyword arguments are fields of FleetSettings."""
+    """`replicas` (or [min, max]) of local SGD over `ROUNDS` rounds of `H` steps; keyword arguments are fields of FleetSettings."""
 
     def __init__(self, replicas=3, *, run=None, checkpoint=None, restored=None, **fleet):
         strategy = strategies.resolve(StrategySettings(name="local_sgd", inner_steps=H))
@@ -27,7 +27,7 @@ class Desk:
         )
         self.now = 0.0
         self.coordinator = Coordinator(self.plan, self.now)
-        self.answers: dict[int, list[m.Answer]] = {i: [] for i in range(replicas)}
+        self.answers: dict[int, list[m.Answer]] = {i: [] for i in range(self.plan.fleet.max_replicas)}
         self.welcomes: dict[int, m.Welcome] = {}
         self.plans: dict[int, m.Plan] = {}
         self.events = []

@@ -111,21 +111,26 @@ def saved(tmp_path):
         name = f"replica_{member:04d}.safetensors"
         files[name] = save_tensors(storage, f"{folder}/{name}", state)
     files["shared.safetensors"] = save_tensors(storage, f"{folder}/shared.safetensors", {"a": torch.ones(1)})
-    write_manifest(storage, folder, {"format": 1, "members": [0, 1, 2, 3], "files": files}, 10)
-    return storage, folder
+    return storage, folder, {"format": 1, "members": [0, 1, 2, 3], "files": files}
 
 
 def test_what_the_missing_had_not_shared_goes_to_the_others(saved):
-    local = [load_member(*saved, member, 2)[1] for member in (0, 1)]
+    local = [load_member(*saved, member, (0, 1))[1] for member in (0, 1)]
     for name in ("parameters/w", "masters/w", "strategy/residual/w", "strategy/own_anchor/w"):
         assert [state[name].tolist() for state in local] == [[2.5, 2.5], [3.5, 3.5]]  # mean 3 as before, 1 apart
     assert [state["optimizer/w/exp_avg"].tolist() for state in local] == [[0.0, 0.0], [1.0, 1.0]]
     assert [state["parameters/n"].tolist() for state in local] == [[0], [1]]
 
 
+def test_those_who_begin_need_not_be_the_lowest(saved):
+    local = [load_member(*saved, member, (1, 3, 5))[1]["parameters/w"].tolist() for member in (1, 3)]
+    assert local == [[-1.0, -1.0], [7.0, 7.0]]  # mean 3 as before, 8 apart
+    assert load_member(*saved, 5, (1, 3, 5))[1] is None
+
+
 def test_with_as_many_or_more_replicas_nothing_is_shifted(saved):
     for replicas in (4, 6):
-        assert load_member(*saved, 1, replicas)[1]["parameters/w"].tolist() == [1.0, 1.0]
-    shared, local = load_member(*saved, 5, 6)
+        assert load_member(*saved, 1, range(replicas))[1]["parameters/w"].tolist() == [1.0, 1.0]
+    shared, local = load_member(*saved, 5, range(6))
     assert local is None
     assert shared["a"].tolist() == [1.0]

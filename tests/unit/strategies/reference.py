@@ -57,11 +57,16 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 @dataclass(frozen=True)
 class Compressor:
-    """Blocks of a flat vector, and the largest coefficients of each: `side(d)` and `run(n)` cut, `kept(c)` are kept."""
+    """Blocks of a flat vector, and the largest coefficients of each: `side(d)` and `run(n)` cut, `kept(c)` are kept.
+
+    `transform`: coefficients are of the DCT, else the values themselves. `rounded` is what values become when sent.
+    """
 
     side: Callable[[int], int]
     run: Callable[[int], int]
     kept: Callable[[int], int]
+    transform: bool = True
+    rounded: Callable[[list[np.ndarray]], list[np.ndarray]] = lambda values: values
 
     def blocks(self) -> list[np.ndarray]:
         """Flat positions of each block, in the block's shape."""
@@ -82,16 +87,29 @@ class Compressor:
     def encode(self, flat: np.ndarray) -> Coefficients:
         out = []
         for places in self.blocks():
-            coefficients = scipy.fft.dctn(flat[places], type=2, norm="ortho")
+            values = flat[places]
+            coefficients = scipy.fft.dctn(values, type=2, norm="ortho") if self.transform else values
             order = np.argsort(-np.abs(coefficients), axis=None)[self.kept(places.size) :]
             coefficients.reshape(-1)[order] = np.nan
             out.append(coefficients)
-        return out
+        return self._rounded(out)
+
+    def _rounded(self, coefficients: Coefficients) -> Coefficients:
+        """What is sent, tensor by tensor: `rounded` is given the values of one, of any number of blocks."""
+        ends = np.cumsum([math.prod(shape) for shape in SHAPES])
+        owners = [int(np.searchsorted(ends, places.reshape(-1)[0], side="right")) for places in self.blocks()]
+        for tensor in range(len(SHAPES)):
+            mine = [c for c, owner in zip(coefficients, owners, strict=True) if owner == tensor]
+            sent = self.rounded([c[~np.isnan(c)] for c in mine])
+            for block, values in zip(mine, sent, strict=True):
+                block[~np.isnan(block)] = values
+        return coefficients
 
     def decode(self, coefficients: Coefficients) -> np.ndarray:
         flat = np.empty(SIZE)
         for places, values in zip(self.blocks(), coefficients, strict=True):
-            flat[places] = scipy.fft.idctn(np.nan_to_num(values), type=2, norm="ortho")
+            dense = np.nan_to_num(values)
+            flat[places] = scipy.fft.idctn(dense, type=2, norm="ortho") if self.transform else dense
         return flat
 
 
@@ -108,6 +126,25 @@ def divisors(chunk_size: int, topk: int) -> Compressor:
         return max(d for d in range(1, chunk_size + 1) if dimension % d == 0)
 
     return Compressor(largest, largest, lambda c: min(topk, c))
+
+
+def two_bits(values: list[np.ndarray]) -> list[np.ndarray]:
+    """A sign and one of two levels, bfloat16, the means of what is nearer to them: three turns of Lloyd's algorithm."""
+    everything = np.abs(np.concatenate(values))
+    split = everything.mean()
+    for _ in range(3):
+        high = everything[everything > split]
+        low = everything[everything <= split].mean()
+        levels = np.array([low, high.mean() if high.size else low])
+        split = levels.mean()
+    levels = torch.from_numpy(levels).to(torch.bfloat16).double().numpy()
+    return [np.where(v < 0, -1, 1) * np.where(np.abs(v) > levels.mean(), levels[1], levels[0]) for v in values]
+
+
+def one_bit(values: list[np.ndarray]) -> list[np.ndarray]:
+    """A sign and the mean magnitude, bfloat16."""
+    level = torch.tensor(np.abs(np.concatenate(values)).mean()).to(torch.bfloat16).item()
+    return [np.where(v < 0, -level, level) for v in values]
 
 
 def mean_over_replicas(messages: list[Coefficients]) -> Coefficients:

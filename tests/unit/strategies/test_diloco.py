@@ -123,3 +123,78 @@ def test_rounds_of_three_replicas_step_along_the_mean() -> None:
     for one, mine in zip(fleet, proposals, strict=True):
         conclude(one, mine, exchange(proposals))
     torch.testing.assert_close(fleet[0].strategy.shared_parameters(), trained.mean(0), rtol=1e-5, atol=1e-6)
+
+
+# ---- rounded pseudo-gradients -------------------------------------------------------------------------------------
+
+
+def _rounds(count: int, **fields: object) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """(anchors, messages of replica 0 as its peers read them) of `count` rounds of three replicas."""
+    settings = StrategySettings(name="diloco", inner_steps=2, outer_optimizer="none", **fields)
+    fleet = [member(Case("diloco", settings), i) for i in range(3)]
+    anchors, sent = [], []
+    for _ in range(count):
+        ops = train_to_launch(fleet)
+        wanted = torch.stack([one.strategy.anchor.pseudo_gradient() for one in fleet])
+        before = fleet[0].strategy.shared_parameters().clone()
+        proposals = [[one.strategy.propose(op) for op in ops] for one in fleet]
+        codec = fleet[0].strategy.codec
+        read = [codec.decode_mean([codec.parse(p[0].payload.data)], [1.0]) for p in proposals]
+        for one, mine in zip(fleet, proposals, strict=True):
+            conclude(one, mine, exchange(proposals))
+        assert len({one.strategy.digest() for one in fleet}) == 1
+        anchors.append(fleet[0].strategy.shared_parameters().clone())
+        torch.testing.assert_close(before - anchors[-1], torch.stack(read).mean(0), rtol=1e-5, atol=1e-6)
+        sent.append((read[0], wanted[0]))
+    return anchors, sent
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"value_bits": 16}, 2**-8),
+        ({"value_bits": 8}, 1 / 254),
+        ({"value_bits": 4}, 1 / 14),
+        ({"value_bits": 4, "value_format": "e3m0"}, 1 / 3),
+    ],
+    ids=str,
+)
+def test_rounded_pseudo_gradients_are_added_once_decoded(fields: dict[str, object], error: float) -> None:
+    """The mean is that of what was read; each message is off by half a step of the largest value at most."""
+    for read, wanted in _rounds(2, **fields)[1]:
+        assert float((read - wanted).abs().max()) <= error * float(wanted.abs().max()) * (1 + 1e-5)
+
+
+def test_each_number_of_bits_costs_what_it_says(tmp_path) -> None:
+    parameters = sum(p.numel() for p in plain().parameters())
+    tables = {8: 4, 4: 4, 2: 4, 1: 2, 16: 0}  # a table for each tensor, which are all shorter than 4,096
+    for bits, table in tables.items():
+        settings = StrategySettings(name="diloco", inner_steps=2, value_bits=bits)
+        summary = run(Job(settings, plain, 2, 2), tmp_path).summary
+        assert summary["bytes_up"] == 32 + 4 * table + -(-parameters * bits // 8)
+
+
+def test_error_feedback_makes_up_for_what_two_bits_lose() -> None:
+    """Over many rounds the messages add up to what was trained, with it; without, what is lost is lost."""
+    exact = run_sum([wanted for _, wanted in _rounds(12, value_bits=16, residual="none")[1]])
+    kept = _rounds(12, value_bits=2, residual="buffer", residual_decay=1.0)[1]
+    lost = _rounds(12, value_bits=2, residual="none")[1]
+    assert float(exact.norm()) > 0.1
+
+    def missing(rounds: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+        return float(run_sum([wanted - read for read, wanted in rounds]).norm())
+
+    assert missing(kept) < 0.5 * missing(lost)
+
+
+def run_sum(parts: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(parts).sum(0)
+
+
+def test_a_residual_is_kept_only_where_it_is_asked_for() -> None:
+    kinds = {"none": "NoResidual", "buffer": "ResidualInBuffer", "model": "ResidualInModel"}
+    for residual, kind in kinds.items():
+        case = Case("diloco", StrategySettings(name="diloco", value_bits=4, residual=residual))
+        one = member(case)
+        assert type(one.strategy).__name__ == kind
+        assert bool(one.strategy.local_state()) == (residual == "buffer")

@@ -24,6 +24,22 @@ def test_defaults_of_the_main_job() -> None:
     assert resolve(StrategySettings(residual="buffer")).residual_decay == 0.95
 
 
+def test_defaults_of_sparse_loco_are_those_of_its_paper() -> None:
+    resolved = resolve(StrategySettings(name="sparse_loco"))
+    assert (resolved.topk, resolved.chunk_size, resolved.value_bits) == (64, 64, 2)
+    assert (resolved.outer_optimizer, resolved.outer_lr, resolved.outer_momentum) == ("sgd", 1.0, 0.0)
+    assert (resolved.residual, resolved.residual_decay, resolved.reduce) == ("buffer", 0.95, "replicas")
+    assert resolve(StrategySettings(name="sparse_loco", residual="model")).residual_decay == 1.0
+
+
+@pytest.mark.parametrize(
+    ("bits", "residual", "decay"), [(32, None, None), (8, "none", None), (4, "none", None), (2, "buffer", 0.95)]
+)
+def test_diloco_keeps_a_residual_where_bits_are_few(bits: int, residual: str | None, decay: float | None) -> None:
+    resolved = resolve(StrategySettings(name="diloco", value_bits=bits))
+    assert (resolved.residual, resolved.residual_decay) == (residual, decay)
+
+
 def test_what_is_given_stays() -> None:
     given = StrategySettings(topk=5, outer_momentum=0.0, residual_decay=0.0, overlap_steps=3)
     resolved = resolve(given)
@@ -55,7 +71,25 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"name": "diloco", "topk": 4}, r"strategy\.topk = 4: is not used by diloco, which takes inner_steps, outer_opt"),
     ({"name": "local_sgd", "outer_lr": 1.0}, r"strategy\.outer_lr = 1\.0: is not used by local_sgd"),
     ({"topk": 17, "chunk_size": 4}, r"strategy\.topk = 17: must be between 1 and chunk_size² = 16"),
-    ({"value_bits": 8}, r"strategy\.value_bits = 8: must be one of 32, 16"),
+    ({"value_bits": 3}, r"strategy\.value_bits = 3: must be one of 32, 16, 8, 4, 2, 1"),
+    ({"value_format": "e3m0"}, r"strategy\.value_format = 'e3m0': needs strategy\.value_bits: 4"),
+    ({"value_bits": 8, "value_format": "linear"}, r"strategy\.value_format = 'linear': needs strategy\.value_bits: 4"),
+    ({"rounding": "stochastic"}, r"strategy\.rounding = 'stochastic': needs strategy\.value_bits below 32"),
+    ({"value_bits": 8, "rounding": "up"}, r"strategy\.rounding = 'up': must be one of nearest, stochastic"),
+    ({"residual": "none"}, r"strategy\.residual = 'none': must be model or buffer for dct_momentum"),
+    (
+        {"name": "sparse_loco", "residual": "none"},
+        r"strategy\.residual = 'none': must be model or buffer for sparse_loco",
+    ),
+    ({"name": "sparse_loco", "topk": 5000}, r"strategy\.topk = 5000: must be between 1 and chunk_size² = 4096"),
+    ({"name": "sparse_loco", "overlap_steps": 1}, r"strategy\.overlap_steps = 1: needs strategy.residual: model"),
+    ({"name": "sparse_loco", "variant": "paper"}, r"strategy\.variant = 'paper': is not used by sparse_loco"),
+    ({"name": "diloco", "residual": "buffer"}, r"strategy\.residual = 'buffer': needs strategy.value_bits below 32"),
+    (
+        {"name": "diloco", "value_bits": 8, "residual_decay": 0.5},
+        r"strategy\.residual_decay = 0\.5: needs strategy\.residual: model or buffer",
+    ),
+    ({"name": "diloco", "value_bits": 7}, r"strategy\.value_bits = 7: must be one of 32, 16, 8, 4, 2, 1"),
     ({"inner_steps": 4, "overlap_steps": 4}, r"strategy\.overlap_steps = 4: .*less than strategy\.inner_steps = 4"),
     ({"overlap_steps": 1, "residual": "buffer"}, r"strategy\.overlap_steps = 1: needs strategy.residual: model"),
     ({"overlap_steps": 1, "variant": "paper"}, r"strategy\.overlap_steps = 1: is not used by strategy.variant: paper"),

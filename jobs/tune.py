@@ -1,0 +1,37 @@
+"""Sweep over a search space with Ray Tune: every trial is a whole fleet.
+
+    python -m jobs.tune --space NAME [--num-samples N] [--SECTION.FIELD VALUE …]
+
+All fields of jobs.train are the base of the trials. ``--help`` lists them and those of the sweep; a space that does not
+exist lists those that do. Results go to ``<run.output_dir>/<run.name>/``: ``trials.parquet``, ``best.yaml`` (for
+``jobs.train --config``), ``report.html``, and a run folder for each trial.
+"""
+
+from collections.abc import Sequence
+
+import tune_spaces
+from jobs._main import leave, run_main
+from jobs._paths import settled
+from ray_lowcomm.config import load_config
+from ray_lowcomm.tuning.settings import SweepConfig, named
+from ray_lowcomm.tuning.sweep_folder import saved_config
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run the sweep with these arguments."""
+    config = load_sweep(argv)
+    space = tune_spaces.load(config.space or "", config.budget)
+    from ray_lowcomm.tuning.sweep import run_sweep  # Ray takes seconds to import, and a mistake needs none of it
+
+    run_sweep(config, space)
+
+
+def load_sweep(argv: Sequence[str]) -> SweepConfig:
+    """The sweep's configuration; a resumed one is told again what it was told when it was begun."""
+    config = settled(named(load_config(argv, SweepConfig)))
+    saved = saved_config(config.run) if config.resume else None
+    return config if saved is None else settled(named(load_config(["--config", str(saved), *argv], SweepConfig)))
+
+
+if __name__ == "__main__":
+    leave(run_main(main))

@@ -1,0 +1,159 @@
+"""The cohorts of a fleet that grows and shrinks: one replica each, started where and when the cluster has room."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ray
+
+from ray_lowcomm.core.settings import CohortSettings, FleetSettings
+from ray_lowcomm.engine.book import Event
+from ray_lowcomm.runtime.cohort import Cohort
+from ray_lowcomm.runtime.ray_private import Place
+
+AT_ONCE_S = 0.5
+
+
+class Groups(Protocol):
+    """Placement groups: how room is asked for. What waits is what an autoscaler sees as demand."""
+
+    def ask(self, each: Mapping[str, float], label_selector: Mapping[str, str]) -> Any:
+        """Ask for one bundle; returns the group, whose room may come at any time."""
+        ...
+
+    def ready(self) -> set[Any]:
+        """Ids of the groups that have their room; one whose node dies is ready no more."""
+        ...
+
+    def remove(self, group: Any) -> None:
+        """Give the room back, or ask no more."""
+
+
+class RayGroups:
+    """Ray's placement groups. They go with this process, whatever becomes of it."""
+
+    def ask(self, each: Mapping[str, float], label_selector: Mapping[str, str]) -> Any:
+        """See `Groups`."""
+        bundle = {name: amount for name, amount in each.items() if amount > 0}
+        selectors = [dict(label_selector)] if label_selector else None
+        return ray.util.placement_group([bundle], bundle_label_selector=selectors)
+
+    def ready(self) -> set[Any]:
+        """See `Groups`."""
+        table = ray.util.placement_group_table()
+        return {key for key, group in table.items() if group["state"] == "CREATED"}
+
+    def remove(self, group: Any) -> None:
+        """See `Groups`."""
+        ray.util.remove_placement_group(group)
+
+
+@dataclass
+class Slot:
+    """The place of one replica. `group` is what was asked for, None if nothing is. `begun` is when its cohort was
+    started, `joined` whether its replica has come up since, `left` whether that has left in order."""
+
+    index: int
+    label_selector: Mapping[str, str]
+    group: Any = None
+    cohort: Cohort | None = None
+    begun: float = 0.0
+    joined: bool = False
+    left: bool = False
+    failures: int = 0
+
+
+class ElasticCohorts:
+    """Starts a cohort in each placement group that gets its room, and asks anew for what was lost or has left.
+
+    `start` starts the cohort of one replica in a place. A replica that does not come up, more than `fleet.max_failures`
+    times in a row, is not started any more, and said so; the others go on.
+    """
+
+    def __init__(
+        self,
+        fleet: FleetSettings,
+        start: Callable[[int, Place], Cohort],
+        notice: Callable[[str], None],
+        groups: Groups | None = None,
+    ) -> None:
+        self._fleet, self._start, self._notice = fleet, start, notice
+        self._groups: Groups = groups or RayGroups()
+        settings = fleet.cohorts or (CohortSettings(replicas=fleet.max_replicas),)
+        selectors = [cohort.label_selector for cohort in settings for _ in range(cohort.replicas)]
+        self._slots = [Slot(index, selector) for index, selector in enumerate(selectors)]
+        self._ending: list[Cohort] = []  # cut off, but their threads have not noticed yet
+        for slot in self._slots:
+            self._ask(slot)
+
+    def cohorts(self) -> list[Cohort]:
+        """All that have to be ended with the run."""
+        return [*self._ending, *(slot.cohort for slot in self._slots if slot.cohort is not None)]
+
+    def note(self, event: Event) -> None:
+        """Learn from the coordinator's events who has joined, who trains, and who has left."""
+        if event.kind == "joined":
+            self._slots[event.data].joined = True
+        elif event.kind == "left":
+            self._slots[event.data].left = True
+        elif event.kind == "record":
+            for index in event.data["members"]:
+                self._slots[index].failures = 0
+
+    def tend(self, now: float) -> None:
+        """Start what there is room for, take back what has ended. `now` is in seconds; does not wait."""
+        self._ending = [cohort for cohort in self._ending if cohort.running]
+        for cohort in self._ending:  # one whose controller was only just being started was missed
+            cohort.cut(AT_ONCE_S)
+        ready = self._groups.ready()
+        for slot in self._slots:
+            self._tend(slot, slot.group is not None and slot.group.id.hex() in ready, now)
+
+    def ask_no_more(self) -> None:
+        """The run is over: room that comes now is of no use."""
+        for slot in self._slots:
+            if slot.cohort is None:
+                self._free(slot)
+
+    def give_back(self) -> None:
+        """Free all that was given."""
+        for slot in self._slots:
+            self._free(slot)
+
+    def _tend(self, slot: Slot, ready: bool, now: float) -> None:
+        cohort = slot.cohort
+        if cohort is None:
+            if ready:
+                slot.cohort = self._start(slot.index, Place(slot.group))
+                slot.begun, slot.joined = now, False
+            elif slot.group is None and slot.left:
+                self._ask(slot)
+        elif not cohort.running:
+            self._free(slot)
+            if cohort.error is not None:
+                self._failed(slot, f"its Ray Train run ended: {cohort.reason}")
+        elif not ready:
+            self._free(slot)
+            self._ask(slot)
+        elif not slot.joined and now - slot.begun > self._fleet.start_s:
+            self._free(slot)
+            self._failed(slot, f"has had a place for {self._fleet.start_s:g} s and has not joined (fleet.start_s)")
+
+    def _failed(self, slot: Slot, why: str) -> None:
+        slot.failures += 1
+        if slot.failures > self._fleet.max_failures:
+            self._notice(f"replica {slot.index}: {why}; {slot.failures} times (fleet.max_failures): it is given up")
+        else:
+            self._notice(f"replica {slot.index}: {why}; it is started again")
+            self._ask(slot)
+
+    def _ask(self, slot: Slot) -> None:
+        slot.group, slot.left = self._groups.ask(self._fleet.resources_per_replica, slot.label_selector), False
+
+    def _free(self, slot: Slot) -> None:
+        if slot.cohort is not None and slot.cohort.running:
+            slot.cohort.cut(AT_ONCE_S)
+            self._ending.append(slot.cohort)
+        if slot.group is not None:
+            self._groups.remove(slot.group)
+        slot.cohort = slot.group = None

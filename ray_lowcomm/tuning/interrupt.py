@@ -1,0 +1,26 @@
+"""Ctrl-C and SIGTERM while Tune runs: it saves its state and ends its trials in order, both the same way."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """Context for one `tune.run`; gives a function that tells whether it was asked to stop.
+
+    Tune handles the first SIGINT itself, by putting the handler back that it found; SIGTERM is made one. After the
+    context all handlers are as before. Outside the main thread nothing is changed, and nothing can be told.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    names = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = {name: signal.getsignal(name) for name in names}
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    try:
+        yield lambda: signal.getsignal(signal.SIGINT) is before[signal.SIGINT]
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)

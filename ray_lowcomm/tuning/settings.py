@@ -1,0 +1,114 @@
+"""What a sweep can be told: the fields of ``python -m jobs.tune`` beside those of a run."""
+
+import math
+import re
+from dataclasses import replace
+from typing import Literal, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from ray_lowcomm.config import TrainConfig
+from ray_lowcomm.core.errors import SettingError
+from ray_lowcomm.core.settings import DataSettings, InnerSettings, RunSettings
+from ray_lowcomm.tuning.budget import BudgetSettings
+
+Search = Literal["tpe", "nsga2", "random", "grid"]
+Scheduler = Literal["asha", "pbt", "none"]
+Objective = Literal["val_loss", "bytes_up", "bytes_to_loss", "val_loss,bytes_up"]
+TimeAttr = Literal["tokens", "outer_round"]
+
+NUM_SAMPLES = 8
+TRIAL_STEPS = 320
+EVAL_SAMPLES = 128  # each round is judged: with the 512 of a single run a trial of H = 4 would mostly be validated
+
+
+class _Registry:
+    # a plain class: pydantic warns of a field `register` in a model, since its metaclass has a method of that name
+    register: str | None = Field(None, description="name in MLflow's registry under which the best model is registered")
+
+
+class SweepConfig(_Registry, TrainConfig):
+    """Sweep over a search space. Each trial is a run, by default of 320 inner steps where jobs.train has 800."""
+
+    run: RunSettings = RunSettings(name="sweep_{space}", eval_every=1)
+    inner: InnerSettings = InnerSettings(steps=TRIAL_STEPS)
+    data: DataSettings = DataSettings(eval_samples=EVAL_SAMPLES)
+    budget: BudgetSettings = BudgetSettings()
+
+    space: str | None = Field(None, description="the search space, a module of tune_spaces (a wrong name lists all)")
+    num_samples: int | None = Field(None, description=f"most trials (null: {NUM_SAMPLES}; of a grid all its points)")
+    search: Search | None = Field(None, description="who draws the trials (null: tpe; random if the scheduler is pbt)")
+    scheduler: Scheduler = Field(
+        "asha", description="asha stops trials that fall behind, pbt lets them copy better ones"
+    )
+    objective: Objective = Field("val_loss", description="what is to be small; bytes are payload sent per replica")
+    target_loss: float | None = Field(None, description="of bytes_to_loss: the validation loss to be reached")
+    time_attr: TimeAttr = Field("tokens", description="trials are compared when they have had as much of it")
+    grace: float | None = Field(None, description="of it before a trial is judged (null: a quarter of a run; 4 rounds)")
+    reduction_factor: float = Field(2.0, description="of asha: one trial in so many goes on, for so much longer")
+    max_concurrent: int | None = Field(None, description="most trials at a time (null: as many as there is room for)")
+    time_budget: float | None = Field(None, description="seconds after which the sweep is stopped (null: no limit)")
+    resume: bool = Field(False, description="finish an interrupted sweep of this run.name, as it was begun")
+
+    @field_validator("num_samples", "max_concurrent")
+    @classmethod
+    def _at_least_one(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and value < 1:
+            raise SettingError(str(info.field_name), value, "must be 1 or more")
+        return value
+
+    @field_validator("target_loss", "grace", "time_budget")
+    @classmethod
+    def _positive(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and not 0 < value < math.inf:
+            raise SettingError(str(info.field_name), value, "must be greater than 0")
+        return value
+
+    @field_validator("reduction_factor")
+    @classmethod
+    def _above_one(cls, value: float) -> float:
+        if not 1 < value < math.inf:
+            raise SettingError("reduction_factor", value, "must be greater than 1")
+        return value
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if (self.objective == "bytes_to_loss") != (self.target_loss is not None):
+            raise SettingError("target_loss", self.target_loss, "goes together with --objective bytes_to_loss")
+        if self.objective != "bytes_up" and self.run.eval_every == 0:
+            raise SettingError("run.eval_every", 0, f"the objective {self.objective} needs validations: 1 or more")
+        if self.scheduler == "pbt" and self.search not in (None, "random"):
+            allowed = "pbt changes settings in the middle of a trial, which no searcher learns from: must be random"
+            raise SettingError("search", self.search, allowed)
+        if self.scheduler == "pbt" and self.objective == "bytes_up":
+            allowed = "pbt changes outer_lr and residual_decay, which no byte depends on: use asha or none"
+            raise SettingError("scheduler", self.scheduler, allowed)
+        if self.run.resume:
+            raise SettingError("run.resume", True, "a sweep is resumed with --resume")
+        return self
+
+    @property
+    def drawn_by(self) -> Search:
+        """The search, with its default filled in."""
+        return self.search or ("random" if self.scheduler == "pbt" else "tpe")
+
+    @property
+    def judged_by(self) -> str:
+        """The metric by which the scheduler compares trials: one that every trial has while it runs."""
+        return "bytes_up" if self.objective == "bytes_up" else "val_loss"
+
+
+# What may be different when a sweep is resumed: nothing that its trials depend on.
+MAY_CHANGE = ("resume", "time_budget", "register", "run.log_every", "fleet.address", "tracking.")
+
+
+def named(config: SweepConfig) -> SweepConfig:
+    """The same with the space in place of ``{space}`` in ``run.name``."""
+    space = re.sub(r"[^\w.-]+", "_", config.space or "")
+    run = replace(config.run, name=config.run.name.replace("{space}", space))
+    return config.model_copy(update={"run": run})
+
+
+def base_of(config: SweepConfig) -> TrainConfig:
+    """The configuration of the trials, before a sample is laid over it."""
+    return TrainConfig.model_validate({name: getattr(config, name) for name in TrainConfig.model_fields})

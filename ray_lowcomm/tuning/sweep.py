@@ -1,0 +1,194 @@
+"""A sweep from start to end: draw, run trials with Ray Tune, keep and show what comes of it."""
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune import CheckpointConfig, ResumeConfig
+from ray.tune.schedulers import TrialScheduler
+
+from ray_lowcomm.config import TrainConfig, to_yaml
+from ray_lowcomm.core.errors import LowCommError
+from ray_lowcomm.runtime.cluster import connect
+from ray_lowcomm.tuning.book import Book
+from ray_lowcomm.tuning.draws import random_samples
+from ray_lowcomm.tuning.ending import End
+from ray_lowcomm.tuning.interrupt import interrupts
+from ray_lowcomm.tuning.objective import Values
+from ray_lowcomm.tuning.results import Results
+from ray_lowcomm.tuning.schedulers import scheduler
+from ray_lowcomm.tuning.screen import Refused, Screen
+from ray_lowcomm.tuning.search import Drawing, drawing, most_trials
+from ray_lowcomm.tuning.settings import SweepConfig, base_of
+from ray_lowcomm.tuning.show import Show
+from ray_lowcomm.tuning.space import Space
+from ray_lowcomm.tuning.sweep_folder import SweepFolder, check_unchanged, sweep_path
+from ray_lowcomm.tuning.trainable import check_trial_fits, trainable
+from ray_lowcomm.tuning.trial_config import overlay
+from ray_lowcomm.tuning.tune_state import TUNE_FOLDER, StateCopies, has_state
+from ray_lowcomm.tuning.watch import Watch
+
+# Tune takes these only as environment variables of the process that runs it. Its own loggers write every result twice
+# more; its state is to be on disk soon after a trial has ended; a metric may be missing (bytes to a loss not reached).
+TUNE_ENVIRONMENT = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "2",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",  # the new one prints a box of its own even when told to be silent
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is settled before anything is started or written."""
+
+    config: SweepConfig
+    space: Space
+    base: TrainConfig
+    domains: Mapping[str, Any]
+    drawing: Drawing
+    scheduler: TrialScheduler
+    refused: list[Refused]
+
+
+def run_sweep(config: SweepConfig, space: Space) -> None:
+    """Run the sweep that `config` describes, or finish an interrupted one.
+
+    Raises:
+        SettingError: a setting that is not allowed, or that this space does not go with.
+        FleetError: no trial finished, or none could be started.
+        KeyboardInterrupt: it was asked to stop; what it has is written, and it can be resumed.
+    """
+    show = Show(config.objective, config.inner.steps)
+    plan = _plan(config, space, show)
+    connected = connect(plan.base.fleet)
+    try:
+        check_trial_fits(plan.base)
+        with SweepFolder(config.run, config.resume) as folder:
+            if folder.said:
+                show.say(folder.said)
+            if config.resume:
+                check_unchanged(config, folder.path)
+            _run(plan, folder.path, show)
+    finally:
+        if connected:
+            ray.shutdown()
+
+
+def headline(config: SweepConfig, space: Space, most: int) -> str:
+    """What is going to happen, in one line."""
+    fleet = config.fleet
+    judged = "" if config.scheduler == "none" else f", {config.scheduler} on {config.time_attr}"
+    each = " ".join(f"{amount:g} {name}" for name, amount in fleet.resources_per_replica.items())
+    what = f"sweep {config.run.name} over {space.name} in {sweep_path(config.run)}"
+    size = f"at most {most} trials of {config.inner.steps} steps (--inner.steps)"
+    trial = f"each with {fleet.max_replicas} replicas of {each}"
+    return f"{what}: {size}, {trial}; {config.drawn_by}{judged}, objective {config.objective}"
+
+
+def _plan(config: SweepConfig, space: Space, show: Show) -> Plan:
+    base = base_of(config)
+    domains = space.domains(base)
+    refused: list[Refused] = []
+
+    def on_refused(one: Refused) -> None:
+        refused.append(one)
+        show.refused(one)
+
+    _check_space(base, space, domains, config.run.seed)
+    judge = scheduler(config, domains)
+    wanted = most_trials(config, domains)
+    show.expect(wanted, domains)
+    show.say(headline(config, space, wanted))
+    draw = drawing(config, domains, Screen(base, space, on_refused), show.say, config.resume)
+    show.expect(draw.num_samples, domains)
+    return Plan(config, space, base, domains, draw, judge, refused)
+
+
+def _check_space(base: TrainConfig, space: Space, domains: Mapping[str, Any], seed: int) -> None:
+    """What a space cannot do without (a step time for a budget) is said before anything starts."""
+    try:
+        config = overlay(base, space.fields(next(random_samples(domains, seed))))
+    except LowCommError:
+        return  # this one sample is refused, and the next may not be
+    space.refuse(config)
+
+
+def _run(plan: Plan, directory: str, show: Show) -> None:
+    values = Values(tuple(plan.config.objective.split(",")), plan.config.target_loss)
+    book, results = Book(plan.base, plan.space, values), Results(directory)
+    if not plan.config.resume:
+        results.config(to_yaml(plan.config))
+    end = End(plan.config, book, results, show, plan.refused)
+    watch = Watch(book, plan.config.scheduler, end.listeners, StateCopies(directory).keep)
+    end.begin()
+    show.start()
+    try:
+        with interrupts() as stopping, quiet():
+            watch.watch_for(stopping, end.interrupted)
+            _tune(plan, directory, watch)
+            was_stopped = stopping()
+    except BaseException:
+        end.cut()
+        raise
+    finally:
+        show.stop()
+    budget = plan.config.time_budget
+    watch.close("an interruption" if was_stopped else f"the time budget of {budget:g} s" if budget else "Tune")
+    end.finish(was_stopped)
+
+
+def _tune(plan: Plan, directory: str, watch: Watch) -> None:
+    prepare_tune_environment()
+    config = plan.config
+    # population based training copies checkpoints of others, which must not be gone by then
+    keep = 6 if config.scheduler == "pbt" else 2
+    resume = config.resume and has_state(directory)
+    if resume:
+        watch.expect_state()
+    tune.run(
+        trainable(plan.base, plan.space, directory),
+        name=TUNE_FOLDER,
+        storage_path=directory,
+        config=dict(plan.domains),
+        num_samples=plan.drawing.num_samples,
+        search_alg=plan.drawing.algorithm,
+        scheduler=plan.scheduler,
+        max_concurrent_trials=plan.drawing.max_concurrent,
+        time_budget_s=config.time_budget,
+        checkpoint_config=CheckpointConfig(checkpoint_frequency=config.checkpoint.every, num_to_keep=keep),
+        callbacks=[watch],
+        trial_dirname_creator=lambda trial: trial.trial_id,
+        resume_config=ResumeConfig() if resume else None,
+        raise_on_failed_trial=False,
+        verbose=0,
+    )
+
+
+def prepare_tune_environment() -> None:
+    """Set Tune's own settings where the user has not."""
+    for name, value in TUNE_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Context in which Tune says nothing: what a user has to know is said by us."""
+    loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train", "ray.air")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
