@@ -36,7 +36,7 @@ def idct(coefficients: Tensor, room: Tensor | None = None) -> Tensor:
 
 def _transform(chunks: Tensor, room: Tensor | None, *, inverse: bool) -> Tensor:
     room = chunks.new_empty(2, chunks.numel()) if room is None else room
-    first, second = (half[: chunks.numel()].view(chunks.shape) for half in room)
+    first, second = room[0, : chunks.numel()].view(chunks.shape), room[1, : chunks.numel()].view(chunks.shape)
     columns = _basis(chunks, chunks.shape[-1], inverse=inverse)
     torch.mm(chunks.view(-1, chunks.shape[-1]), columns.T, out=first.view(-1, chunks.shape[-1]))
     if chunks.dim() == 2:

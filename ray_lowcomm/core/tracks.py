@@ -64,6 +64,15 @@ class Tracks:
                 else:
                     optimizer_state.set_moment(self.optimizer, parameter, track, part)
 
+    def below(self, flat: Tensor) -> Tensor:
+        """A new flat vector [n]: `flat` minus the parameters."""
+        out = torch.empty_like(flat)
+        for i, (p, of, to) in enumerate(
+            zip(self._tensors, self.layout.split(flat), self.layout.split(out), strict=True)
+        ):
+            torch.sub(of, self._parameter(i, p).detach(), out=to)
+        return out
+
     def add(self, flat: Tensor, alpha: float = 1.0) -> None:
         """Add `alpha` times `flat` [n] to the parameters, without a copy of all of them."""
         with torch.no_grad():

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from ray.exceptions import ActorUnavailableError
+
 from ray_lowcomm.engine import checkpoint
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import Event, RunPlan
@@ -45,6 +47,7 @@ class Driver:
         self._waiting: dict[int, asyncio.Future[m.Answer]] = {}
         self._attached: dict[int, Attachment] = {}
         self._joined: dict[int, str] = {}  # token of the process that has joined last
+        self._gone: set[str] = set()  # tokens of processes that Ray has given up for good
         self._pids: dict[int, list[int]] = {}
         self._groups: dict[int, dict[str, Any]] = {}
         self._events: list[Event] = []
@@ -74,11 +77,17 @@ class Driver:
             self._groups.setdefault(cohort, {})[group.id.hex()] = group
         self._spawn(self._watch(member, attachment))
 
-    async def request(self, request: m.Request) -> m.Answer:
-        """A replica's request; answered when the coordinator has an answer."""
+    async def request(self, request: m.Request, token: str) -> m.Answer:
+        """A replica's request; answered when the coordinator has an answer.
+
+        `token` is that of the attachment. A process may outlive its node as far as Ray knows, or its successor's start:
+        it has no part in the run any more.
+        """
         member = request.member
-        if isinstance(request, m.Join) and member in self._attached:
-            self._joined[member] = self._attached[member].token
+        if token in self._gone or self._attached[member].token != token:
+            return m.Stop("this process was given up, and another one takes this replica's place")
+        if isinstance(request, m.Join):
+            self._joined[member] = token
         if self._in_step and isinstance(request, m.Arrival) and not await self._trainer_follows(member):
             return m.Stop("another process has taken this replica's place")
         outbox = self._handle(request)
@@ -230,24 +239,31 @@ class Driver:
 
     async def _watch(self, member: int, attachment: Attachment) -> None:
         """Notice death within a fraction of a second, and a stopped process within the ping's timeout."""
-        why = ""
-        while not why:
+        while attachment.token not in self._gone:
             await asyncio.sleep(WATCH_S)
-            if self._attached.get(member) is not attachment:
-                return
+            why, process = "", f"process {attachment.pid}"
             try:
                 await asyncio.wait_for(attachment.handle.__ray_ready__.remote(), PING_TIMEOUT_S)
             except TimeoutError:
-                why = f"process {attachment.pid} does not answer"
+                why = f"{process} does not answer"
+            except ActorUnavailableError:
+                why = f"{process} cannot be reached"
             except Exception as error:
-                why = f"process {attachment.pid} is gone: {type(error).__name__}"
-        if self._attached.get(member) is not attachment:
-            return
-        known = self._coordinator.members.get(member)
-        if self._joined.get(member) != attachment.token:
-            self._coordinator.died_early(member, why, time.monotonic())
-        elif known is not None:
+                why = f"{process} is gone: {type(error).__name__}"
+                self._gone.add(attachment.token)
+            if self._attached.get(member) is not attachment:
+                return
+            if why:
+                self._lost(member, attachment.token, why)
+
+    def _lost(self, member: int, token: str, why: str) -> None:
+        known, joined = self._coordinator.members.get(member), self._joined.get(member) == token
+        if joined and known is not None:
             self._coordinator.lost(member, known.incarnation, why, time.monotonic())
+        elif token in self._gone:
+            self._coordinator.died_early(member, why, time.monotonic())
+        if token in self._gone and joined:
+            self._deliver([(member, m.Stop(f"this process was given up: {why}"))], requester=None)
         self._drain()
 
     async def _watch_nodes(self) -> None:

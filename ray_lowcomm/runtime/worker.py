@@ -46,7 +46,7 @@ def live(plan: WorkerPlan, member: int) -> None:
         placement_group=ray.util.get_current_placement_group(),
     )
     ray.get(plan.driver.attach.remote(member, plan.cohort, attachment), timeout=ATTACH_TIMEOUT_S)
-    channel = RayChannel(plan.driver)
+    channel = RayChannel(plan.driver, attachment.token)
     device = torch.device("cuda", 0) if ray.get_gpu_ids() and torch.cuda.is_available() else torch.device("cpu")
     transport = RayTransport(plan.run_id, channel, member, nccl=plan.spec.fleet.collective == "nccl")
     try:

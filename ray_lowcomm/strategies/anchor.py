@@ -28,8 +28,7 @@ class Anchor:
 
     def pseudo_gradient(self) -> Tensor:
         """Anchor − local parameters, flat [n]: what this replica has and the anchor has not."""
-        own = self.tracks.read(PARAMS)
-        return torch.sub(self.values, own, out=own)
+        return self.tracks.below(self.values)
 
     def step(self, pseudo_gradient: Tensor) -> None:
         """Outer step along the mean pseudo-gradient, flat [n]."""

@@ -41,17 +41,17 @@ class DctPaper(Gathered[tuple[Tensor, Kept]]):
     def propose(self, op: SyncOp) -> Proposal:
         """The largest coefficients of this replica's momentum."""
         delta = self.anchor.pseudo_gradient()
-        message, kept = self.codec.encode_(delta.add(self.momentum, alpha=self.beta), op.id)
-        self._open[op.id] = (delta, kept)
-        return Proposal(op.id, Payload("gather", message), residual_norm=None)
+        encoded = self.codec.encode(delta.add(self.momentum, alpha=self.beta), op.id)
+        self._open[op.id] = (delta, encoded.kept)
+        return Proposal(op.id, Payload("gather", encoded.message), residual_norm=None)
 
     def apply(self, proposal: str, received: Received) -> None:
         """Steps 5 to 8 of B2."""
-        mean = self.mean(proposal, received)
+        mean = self.mean(self.messages(proposal, received), received)
         delta, kept = self._open.pop(proposal)
         self.momentum.mul_(self.beta).add_(delta)
         if received.included:
-            self.momentum.sub_(self.codec.decode_mean([kept], [1.0]))
+            self.codec.add_(self.momentum, kept, -1.0)
         self.momentum.add_(mean)
         self.anchor.step(delta.add_(self.momentum, alpha=self.beta))
         self.anchor.load_into_model()

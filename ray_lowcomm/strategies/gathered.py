@@ -41,11 +41,14 @@ class Gathered(Anchored[Open], Generic[Open]):
             remarks.append(f"values are sent in full: tables for {self.codec.values.bits} bits would be larger")
         return tuple(remarks)
 
-    def mean(self, proposal: str, received: Received) -> Tensor:
-        """The decoded weighted mean of what was received, flat [n]."""
+    def messages(self, proposal: str, received: Received) -> list[Kept]:
+        """What was received, parsed. PayloadError as `check`, if that was not called before."""
         checked = self._parsed.pop(proposal, None)
-        kept = checked[1] if checked is not None and checked[0] is received else self._parse(received)
-        return self.codec.decode_mean(kept, received.weights, self.reduce)
+        return checked[1] if checked is not None and checked[0] is received else self._parse(received)
+
+    def mean(self, messages: list[Kept], received: Received, out: Tensor | None = None) -> Tensor:
+        """The weighted mean of parsed messages, flat [n]; written into `out` if given."""
+        return self.codec.decode_mean(messages, received.weights, self.reduce, out)
 
     def _parse(self, received: Received) -> list[Kept]:
         parsed = []

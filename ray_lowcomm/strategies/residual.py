@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ray_lowcomm.core.chunks import ChunkPlan
+from ray_lowcomm.core.codecs.formats import ValueFormat
 from ray_lowcomm.core.codecs.topk import Kept, TopK, kept_per_chunk
-from ray_lowcomm.core.codecs.values import ValueFormat
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.payload import Payload, Proposal, Received
 from ray_lowcomm.core.schedule import SyncOp
@@ -24,7 +24,7 @@ RESIDUAL = "residual/"
 TABLE_RUN = 4096  # values that share a table in a dense message: 0.008 bits a value for a float32
 
 
-class ResidualInModel(Gathered[tuple[Kept, Tensor | None]]):
+class ResidualInModel(Gathered[tuple[Kept, Tensor]]):
     """d = θ − θ_r ; m_r = decode(encode(d)) ; θ ← outer(θ, mean m) ; θ_r ← θ_new − decay (d − m_r)     (B4a).
 
     Written as an update, θ_r ← θ_r + m_r + (θ_new − θ), so that inner steps taken since the proposal stay as they are,
@@ -38,25 +38,21 @@ class ResidualInModel(Gathered[tuple[Kept, Tensor | None]]):
     def propose(self, op: SyncOp) -> Proposal:
         """The largest coefficients of all that this replica has not shared."""
         unshared = self.anchor.pseudo_gradient()
-        message, kept = self.codec.encode_(unshared, op.id)
-        norm = float(unshared.norm())  # of what is left; coefficients are orthonormal
-        self._open[op.id] = (kept, None if self.decay == 1.0 else unshared)
-        return Proposal(op.id, Payload("gather", message), self.decay * norm)
+        encoded = self.codec.encode(unshared, op.id)
+        self._open[op.id] = (encoded.kept, unshared)
+        return Proposal(op.id, Payload("gather", encoded.message), self.decay * encoded.distance())
 
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step of the anchor; the replica moves with it and keeps what it has not sent."""
-        direction, rate = self.anchor.step_(self.mean(proposal, received)), self.anchor.outer.rate
-        kept, rest = self._open.pop(proposal)
-        if rest is not None:
-            own = rest.mul_(1.0 - self.decay)
-        elif received.included:
-            own = torch.zeros_like(direction)
-        else:
-            self.anchor.tracks.add(direction, -rate)
-            return
-        if received.included:
-            self.codec.add_(own, kept, 1.0)
-        self.anchor.tracks.add(self.codec.inverse_(own).sub_(direction, alpha=rate))
+        messages = self.messages(proposal, received)
+        kept, unshared = self._open.pop(proposal)
+        tracks, faded = self.anchor.tracks, 1.0 - self.decay
+        if faded:
+            tracks.add(unshared, faded)
+        mean = self.mean(messages, received, out=unshared)  # memory that is there costs less than fresh one
+        tracks.add(self.anchor.step_(mean), -self.anchor.outer.rate)
+        if received.included or faded:
+            tracks.add(self.codec.decode_mean([kept], [received.included - faded], out=mean))
 
 
 class ResidualInBuffer(Gathered[tuple[Kept, Tensor]]):
@@ -70,18 +66,18 @@ class ResidualInBuffer(Gathered[tuple[Kept, Tensor]]):
     def propose(self, op: SyncOp) -> Proposal:
         """The largest coefficients of the decayed residual plus the pseudo-gradient."""
         unshared = self.anchor.pseudo_gradient().add_(self.residual, alpha=self.decay)
-        message, kept = self.codec.encode_(unshared, op.id)
-        self._open[op.id] = (kept, unshared)
-        return Proposal(op.id, Payload("gather", message))
+        encoded = self.codec.encode(unshared, op.id)
+        self._open[op.id] = (encoded.kept, unshared)
+        return Proposal(op.id, Payload("gather", encoded.message))
 
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step; the replica goes on from the anchor, what was not sent from the buffer."""
-        mean = self.mean(proposal, received)
-        kept, rest = self._open.pop(proposal)
-        if not received.included:
-            self.codec.add_(rest, kept, 1.0)
-        self.residual = self.codec.inverse_(rest)
-        self.anchor.step_(mean)
+        messages = self.messages(proposal, received)
+        kept, unshared = self._open.pop(proposal)
+        if received.included:
+            self.codec.add_(unshared, kept, -1.0)
+        free, self.residual = self.residual, unshared
+        self.anchor.step_(self.mean(messages, received, out=free))
         self.anchor.load_into_model()
 
     def local_state(self) -> State:
@@ -105,15 +101,15 @@ class NoResidual(Gathered[None]):
 
     def propose(self, op: SyncOp) -> Proposal:
         """The pseudo-gradient, rounded."""
-        message, _ = self.codec.encode_(self.anchor.pseudo_gradient(), op.id)
+        encoded = self.codec.encode(self.anchor.pseudo_gradient(), op.id)
         self._open[op.id] = None
-        return Proposal(op.id, Payload("gather", message))
+        return Proposal(op.id, Payload("gather", encoded.message))
 
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step; the replica goes on from the anchor."""
-        mean = self.mean(proposal, received)
+        messages = self.messages(proposal, received)
         del self._open[proposal]
-        self.anchor.step_(mean)
+        self.anchor.step_(self.mean(messages, received))
         self.anchor.load_into_model()
 
 

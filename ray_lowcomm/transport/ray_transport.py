@@ -29,15 +29,15 @@ class Endpoint:
 
 
 class RayChannel:
-    """The line to the driver actor."""
+    """The line to the driver actor, for the process that attached with this token."""
 
-    def __init__(self, driver: Any) -> None:
-        self._driver = driver
+    def __init__(self, driver: Any, token: str) -> None:
+        self._driver, self._token = driver, token
 
     def request(self, request: m.Request, sent: Callable[[], None] | None = None) -> m.Answer:
         """See `Channel`. The driver keeps the deadlines of what it is asked, so this wait has none of its own."""
         try:
-            reference = self._driver.request.remote(request)
+            reference = self._driver.request.remote(request, self._token)
             if sent is not None:
                 sent()
             answer: m.Answer = ray.get(reference)

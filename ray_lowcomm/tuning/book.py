@@ -1,5 +1,6 @@
 """What happens to the trials of a sweep, trial by trial: Tune's events in, `Trial` out. Knows no Tune."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -57,8 +58,13 @@ class Book:
     def reported(self, trial_id: str, result: Mapping[str, Any]) -> Trial:
         """A committed round."""
         self._values.update(trial_id, result)
-        found = {ours: finite(result.get(name)) for name, ours in _METRICS.items()}
-        metrics = self.entries[trial_id].metrics | {name: value for name, value in found.items() if value is not None}
+        metrics = dict(self.entries[trial_id].metrics)
+        for name, ours in _METRICS.items():
+            value = finite(result.get(name))
+            if value is not None:
+                metrics[ours] = value
+            elif ours in metrics:
+                metrics[ours] = math.inf  # a loss that was a number and is none any more: the run has diverged
         return self._update(trial_id, metrics=metrics | self._values.by_trial.get(trial_id, {}))
 
     def ended(self, trial_id: str, stopped_by: str) -> Trial:

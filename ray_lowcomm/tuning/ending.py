@@ -35,13 +35,12 @@ class End:
         run = replace(config.run, resume=config.resume)
         self._store = store_of(config.tracking, run, self._path)
         self._log = SweepLog(self._store, show.say) if self._store else None
-        self.listeners: list[Listener] = [show, Kept(self._keep)]
+        self.listeners: list[Listener] = [show, Kept(self._keep, show.say)]
         if self._log:
             self.listeners.append(Logged(self._log, book, self._path))
 
     def begin(self) -> None:
         """The sweep starts or goes on."""
-        self._keep()
         if self._log:
             params = {name: text for name, text in flatten(self._config).items() if name not in _NOT_PARAMETERS}
             self._log.begin(params, {"space": str(self._config.space)})
@@ -54,10 +53,10 @@ class End:
         if self._log:
             self._log.finish(Ending("KILLED"), _STOPPED_WAIT_S)
 
-    def cut(self) -> None:
-        """It ends with an error of its own."""
+    def cut(self, status: str) -> None:
+        """It ends in the middle, with an MLflow status."""
         if self._log:
-            self._log.finish(Ending("FAILED"), _STOPPED_WAIT_S)
+            self._log.finish(Ending(status), _STOPPED_WAIT_S)
 
     def finish(self, was_stopped: bool) -> None:
         """The last words.
@@ -81,8 +80,6 @@ class End:
         if self._log and self._log.run_id and self._store:
             self._show.say(f"MLflow: {self._store.opened_by}")
         if was_stopped:
-            again = f"--run.name {self._config.run.name} --run.output_dir {self._config.run.output_dir} --resume"
-            self._show.say(f"interrupted; go on with: python -m jobs.tune {again}")
             raise KeyboardInterrupt
         if not finished:
             raise FleetError(f"no trial finished{_why(trials)}")

@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 
 @contextmanager
@@ -18,9 +19,15 @@ def interrupts() -> Iterator[Callable[[], bool]]:
         return
     names = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     before = {name: signal.getsignal(name) for name in names}
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield lambda: signal.getsignal(signal.SIGINT) is before[signal.SIGINT]
     finally:
         for name, handler in before.items():
             signal.signal(name, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    if not callable(signal.getsignal(signal.SIGINT)):
+        raise KeyboardInterrupt  # Tune's handler is not there yet, and a background job of a shell ignores SIGINT
+    signal.raise_signal(signal.SIGINT)

@@ -13,10 +13,14 @@ _NOT_PARAMETERS = ("run.name", "run.output_dir", "run.resume", "tracking.uri", "
 
 
 class Kept:
-    """Calls `write` after each end of a trial: what is known then survives the sweep's own death."""
+    """Calls `write` after each end of a trial: what is known then survives the sweep's own death.
 
-    def __init__(self, write: Callable[[], None]) -> None:
-        self._write = write
+    If it cannot write, `say` gets one line, and it tries again after the next trial.
+    """
+
+    def __init__(self, write: Callable[[], None], say: Callable[[str], None]) -> None:
+        self._write, self._say = write, say
+        self._said = False
 
     def started(self, trial: Trial) -> None:
         """Nothing to write."""
@@ -26,7 +30,12 @@ class Kept:
 
     def ended(self, trial: Trial) -> None:
         """All files of the sweep but the report."""
-        self._write()
+        try:
+            self._write()
+        except OSError as error:
+            if not self._said:
+                self._say(f"the results so far cannot be written, the sweep goes on: {error}")
+            self._said = True
 
 
 class Logged:

@@ -25,22 +25,33 @@ def bytes_to_loss(history: Sequence[Point], target: float) -> float | None:
 
 @dataclass
 class Values:
-    """Last value of each objective of each trial, from the results that a trial reports."""
+    """Last value of each objective of each trial, from the results that a trial reports.
+
+    With `steps`, the length of a trial, the bytes of one that was stopped early are those that a whole one would have
+    sent: else a searcher takes an early stop for thrift.
+    """
 
     names: tuple[str, ...]
     target: float | None = None
+    steps: int | None = None
     by_trial: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def update(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """One more result; what it does not have, or not as a finite number, keeps its last value."""
+        """One more result; a loss that is no finite number any more is gone."""
         values = self.by_trial.setdefault(trial_id, {})
         loss, sent = finite(result.get("val_loss")), finite(result.get("bytes_up"))
         if self.target is not None and loss is not None and sent is not None and loss <= self.target:
             values.setdefault("bytes_to_loss", sent)
         for name in self.names:
-            value = finite(result.get(name))
-            if value is not None and name != "bytes_to_loss":
-                values[name] = value
+            if name != "bytes_to_loss" and name in result:
+                values.pop(name, None)
+                value = finite(result[name])
+                if value is not None:
+                    values[name] = value * self._whole(result) if name == "bytes_up" else value
+
+    def _whole(self, result: Mapping[str, Any]) -> float:
+        step = finite(result.get("step"))
+        return self.steps / step if self.steps and step and step < self.steps else 1.0
 
     def of(self, trial_id: str) -> dict[str, float] | None:
         """All objectives of a trial by name; None as long as one is missing."""

@@ -6,7 +6,7 @@ from ray_lowcomm.core.errors import LowCommError
 
 
 def reason_of(error: object) -> str:
-    """One line of what Tune has as a trial's error (`Result.error`): an exception, often with a stack in it, or text."""
+    """One line of what Tune has as a trial's error (`Result.error`): an exception, Ray's with its stack, or text."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         error = cause

@@ -66,7 +66,7 @@ def drawing(
 
 
 def _values(config: SweepConfig) -> Values:
-    return Values(tuple(config.objective.split(",")), config.target_loss)
+    return Values(tuple(config.objective.split(",")), config.target_loss, config.inner.steps)
 
 
 def _optuna(config: SweepConfig, domains: Mapping[str, Any], most: int) -> Searcher:

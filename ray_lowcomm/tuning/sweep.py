@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from ray.tune import CheckpointConfig, ResumeConfig
 from ray.tune.schedulers import TrialScheduler
 
 from ray_lowcomm.config import TrainConfig, to_yaml
-from ray_lowcomm.core.errors import LowCommError
+from ray_lowcomm.core.errors import FleetError, LowCommError
 from ray_lowcomm.runtime.cluster import connect
 from ray_lowcomm.tuning.book import Book
 from ray_lowcomm.tuning.draws import random_samples
@@ -76,7 +77,14 @@ def run_sweep(config: SweepConfig, space: Space) -> None:
                 show.say(folder.said)
             if config.resume:
                 check_unchanged(config, folder.path)
-            _run(plan, folder.path, show)
+            try:
+                _run(plan, folder.path, show)
+            except KeyboardInterrupt:
+                again = ["--run.name", config.run.name, "--run.output_dir", config.run.output_dir, "--resume"]
+                show.say(f"interrupted; go on with: python -m jobs.tune {shlex.join(again)}")
+                raise
+    except OSError as error:
+        raise FleetError(f"{sweep_path(config.run)} cannot be written: {error}") from error
     finally:
         if connected:
             ray.shutdown()
@@ -89,7 +97,9 @@ def headline(config: SweepConfig, space: Space, most: int) -> str:
     each = " ".join(f"{amount:g} {name}" for name, amount in fleet.resources_per_replica.items())
     what = f"sweep {config.run.name} over {space.name} in {sweep_path(config.run)}"
     size = f"at most {most} trials of {config.inner.steps} steps (--inner.steps)"
-    trial = f"each with {fleet.max_replicas} replicas of {each}"
+    trial = (
+        f"each with {fleet.max_replicas} replicas {'in one process ' if fleet.transport == 'local' else ''}of {each}"
+    )
     return f"{what}: {size}, {trial}; {config.drawn_by}{judged}, objective {config.objective}"
 
 
@@ -135,8 +145,8 @@ def _run(plan: Plan, directory: str, show: Show) -> None:
             watch.watch_for(stopping, end.interrupted)
             _tune(plan, directory, watch)
             was_stopped = stopping()
-    except BaseException:
-        end.cut()
+    except BaseException as error:
+        end.cut("FAILED" if isinstance(error, Exception) else "KILLED")
         raise
     finally:
         show.stop()

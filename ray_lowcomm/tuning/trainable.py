@@ -1,5 +1,6 @@
 """A whole fleet as one trial of Ray Tune: driver, cohorts and replicas live in the trial's own placement group."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ class LowCommTrainable(tune.Trainable):
         train_loop: TrainLoop | None = None,
     ) -> None:
         """Find out what to run; the fleet starts with the first `step`, since `load_checkpoint` comes between."""
+        # Tune has gone into a folder of its own; paths in a configuration are meant from where a replica starts
+        os.chdir(os.environ.get("TUNE_ORIG_WORKING_DIR", "."))
         self._train_loop = train_loop
         self._standing = Standing()
         self._run: TrialRun | None = None

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ray_lowcomm.core.chunks import ChunkPlan
+from ray_lowcomm.core.codecs.formats import ValueFormat
 from ray_lowcomm.core.codecs.topk import TopK, kept_per_chunk
-from ray_lowcomm.core.codecs.values import ValueFormat
 from ray_lowcomm.core.layout import Layout
 
 FILE = Path(__file__).parent / "messages.json"
@@ -53,7 +53,7 @@ def values(codec: TopK) -> torch.Tensor:
 
 def message_and_content(name: str) -> dict[str, Any]:
     codec = CODECS[name]
-    message, _ = codec.encode_(values(codec), "golden@1")
+    message = codec.encode(values(codec), "golden@1").message
     decoded = codec.decode_mean([codec.parse(message)], [1.0])
     return {"message": message.numpy().tobytes().hex(), "decoded": decoded.tolist()}
 

@@ -26,9 +26,12 @@ class JobServer:
         self.address, self.token = address, token
         self.env = environment(token_file) | {"RAY_API_SERVER_ADDRESS": address}
         self.headers = {"Authorization": f"Bearer {token}"}
+        self._client = None
 
     def client(self):
-        return JobSubmissionClient(self.address, headers=self.headers)
+        if self._client is None:
+            self._client = JobSubmissionClient(self.address, headers=self.headers)
+        return self._client
 
     def ask(self, path, **query):
         return requests.get(f"{self.address}{path}", query, headers=self.headers, timeout=60)
@@ -52,7 +55,7 @@ def wait_for(true, deadline_s=DEADLINE_S):
     deadline = time.monotonic() + deadline_s
     while not (found := true()):
         assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.1)
+        time.sleep(0.3)
     return found
 
 

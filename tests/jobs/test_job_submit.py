@@ -51,14 +51,11 @@ def working_dir(tmp_path_factory):
     return folder
 
 
-def ray_job(server, *argv):
-    """The ray command as a user has it."""
-    argv = [shutil.which("ray", path=server.env["PATH"]), "job", *argv]
-    return subprocess.Popen(argv, env=server.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
 def submit(server, name, working_dir, argv):
-    return ray_job(server, "submit", "--submission-id", name, "--working-dir", str(working_dir), "--", "python", *argv)
+    """With the ray command, as a user does."""
+    ray = [shutil.which("ray", path=server.env["PATH"]), "job", "submit"]
+    argv = [*ray, "--submission-id", name, "--working-dir", str(working_dir), "--", "python", *argv]
+    return subprocess.Popen(argv, env=server.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def logs(server, job):
@@ -107,8 +104,7 @@ def stop_in_round_5(server, working_dir, argv, folder):
     assert any(line.startswith("round 5 ") for line in following), cli.stderr.read()
     assert server.client().get_job_status("halved") == JobStatus.RUNNING  # so the log has come while the job ran
     assert server.left()
-    assert ray_job(server, "stop", "halved").wait(120) == 0
-
+    server.client().stop_job("halved")
     assert server.ended("halved").status == JobStatus.STOPPED
     wait_for(lambda: not server.left())
     rest, _ = cli.communicate(timeout=120)
@@ -142,6 +138,77 @@ def test_sigkill_leaves_nothing_but_a_whole_checkpoint(server, working_dir, tmp_
     assert server.ended("killed").status == JobStatus.STOPPED
     wait_for(lambda: not server.left())
     assert find_newest(Storage(str(tmp_path / "killed"))).manifest["round"] >= 4
+
+
+SWEEP = [
+    *(
+        "-m",
+        "jobs.tune",
+        "--space",
+        "dct_momentum",
+        "--num-samples",
+        "3",
+        "--max-concurrent",
+        "1",
+        "--scheduler",
+        "none",
+    ),
+    *(
+        "--inner.steps",
+        "400",
+        "--fleet.transport",
+        "local",
+        "--tracking.enabled",
+        "false",
+        "--run.name",
+        "sweep",
+        *TINY,
+    ),
+]
+OF_A_SWEEP = (
+    r"sweep sweep over dct_momentum in /\S+: .*",
+    r"trial \d (finished|stopped)  val_loss .*",
+    r"trial +status .*|\d +(finished|stopped|failed) .*|best: trial \d.*",
+    r"(files|MLflow|go on with): \S.*",
+    r"(stopped|interrupted).*",
+)
+
+
+def finished_trials(text):
+    return [line.split()[1] for line in text.splitlines() if re.match(r"trial \d finished", line)]
+
+
+@pytest.mark.timeout(900)
+def test_a_sweep_is_stopped_half_way(server, working_dir, tmp_path):
+    cli = submit(server, "sweep", working_dir, [*SWEEP, "--run.output_dir", str(tmp_path)])
+    assert any(line.startswith("trial 1 finished") for line in iter(cli.stdout.readline, "")), cli.stderr.read()
+    wait_for(server.left)
+    server.client().stop_job("sweep")
+    assert server.ended("sweep").status == JobStatus.STOPPED
+    wait_for(lambda: not server.left())
+    cli.communicate(timeout=120)
+    text = logs(server, "sweep")
+    assert_reads_well(text, OF_A_SWEEP)
+    assert "1" in finished_trials(text)
+    assert len(finished_trials(text)) < 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_sweep_that_was_stopped_is_finished(server, working_dir, tmp_path):
+    argv = [*SWEEP, "--run.output_dir", str(tmp_path)]
+    first = submit(server, "begun", working_dir, argv)
+    assert any(line.startswith("trial 1 finished") for line in iter(first.stdout.readline, "")), first.stderr.read()
+    server.client().stop_job("begun")
+    assert server.ended("begun").status == JobStatus.STOPPED
+    first.communicate(timeout=120)
+    done = finished_trials(logs(server, "begun"))
+
+    out, err = submit(server, "finished", working_dir, [*argv, "--resume"]).communicate(timeout=800)
+    info = server.ended("finished")
+    assert (info.status, info.driver_exit_code) == (JobStatus.SUCCEEDED, 0), out + err
+    assert sorted([*done, *finished_trials(logs(server, "finished"))]) == ["1", "2", "3"]
+    wait_for(lambda: not server.left())
 
 
 TRAIN = "-m jobs.train --fleet.transport local --tracking.enabled false"

@@ -96,7 +96,7 @@ class OwnCluster:
         assert accepted, why
 
     def kill_raylet_of(self, node_id):
-        """Of a node that the autoscaler has started."""
+        """Of a node that the autoscaler has started. Its workers live on: they take the zombie for a living parent."""
         nodes = self._ask(lambda state: state.node_table())
         socket_name = next(node["RayletSocketName"] for node in nodes if node["NodeID"] == node_id)
         found = [p for p in raylets(self.started[0].pid) if any(socket_name in word for word in p.cmdline())]

@@ -17,6 +17,14 @@ def test_all_that_lacks_is_named(ray_cluster):
         check_room(FleetSettings(replicas=9, resources_per_replica={"CPU": 1, "GPU": 2}))
 
 
+def test_of_an_elastic_fleet_the_least_number_must_fit(ray_cluster):
+    assert check_room(FleetSettings(replicas=[4, 8])) == ""
+    said = "fleet.replicas = [4, 16]: not all will find a place: 16 x 1 CPU = 16 CPU needed, 8 there"
+    assert check_room(FleetSettings(replicas=[4, 16])) == said
+    with pytest.raises(FleetError, match=r"\[9, 16\]: the cluster is too small: 9 x 1 CPU = 9 CPU needed, 8 there, and"):
+        check_room(FleetSettings(replicas=[9, 16]))
+
+
 def test_a_replica_must_fit_on_one_node():
     assert _fits({"CPU": 8, "GPU": 1}, {"CPU": 3, "GPU": 1}) == 1
     assert _fits({"CPU": 8}, {"CPU": 3, "GPU": 1}) == 0

@@ -36,10 +36,11 @@ from torch import Tensor
 
 from ray_lowcomm.core.chunks import ChunkPlan, Group, Places, Slab
 from ray_lowcomm.core.codecs import golomb, values
+from ray_lowcomm.core.codecs.formats import Units, ValueFormat
 from ray_lowcomm.core.codecs.message import HEADER, Identity, seal, unseal
 from ray_lowcomm.core.codecs.reader import Reader
 from ray_lowcomm.core.codecs.select import largest
-from ray_lowcomm.core.codecs.values import Units, ValueFormat, Values
+from ray_lowcomm.core.codecs.values import Values
 from ray_lowcomm.core.dct import dct, idct
 from ray_lowcomm.core.digest import digest_text
 from ray_lowcomm.core.errors import PayloadError, SettingError
@@ -71,11 +72,29 @@ class Kept:
 
 
 @dataclass(frozen=True)
+class Encoded:
+    """A message uint8 [bytes] on the CPU, what it holds, and, group by group, the values before they were rounded.
+
+    `rest`: sum of squares of all that was not chosen.
+    """
+
+    message: Tensor
+    kept: Kept
+    values: tuple[Tensor, ...]
+    rest: float
+
+    def distance(self) -> float:
+        """L2 distance between what was to be sent and what receivers read (a DCT changes no distance)."""
+        squares = (float((v - self.kept.values.decode(i)).norm()) ** 2 for i, v in enumerate(self.values))
+        return math.sqrt(self.rest + sum(squares))
+
+
+@dataclass(frozen=True)
 class TopK:
     """The codec of one track. `kept(c)` is the number of coefficients that a chunk of c elements may send.
 
     Values have a table for each tensor, or with `table_per_chunk` for each chunk. Messages live on the CPU, flat
-    vectors on `device`. Coefficients lie where the elements of their chunk lie: they are a flat vector [n], too.
+    vectors on `device`.
     """
 
     plan: ChunkPlan
@@ -149,23 +168,20 @@ class TopK:
 
     # ---- messages -------------------------------------------------------------------------------------------------
 
-    def encode_(self, flat: Tensor, key: str) -> tuple[Tensor, Kept]:
-        """(message uint8 [bytes] on the CPU, its content) for elements [n], contiguous.
-
-        `flat` becomes what was not sent, as coefficients. `key` names the op, for stochastic rounding.
+    def encode(self, flat: Tensor, key: str) -> Encoded:
+        """The message for elements [n], contiguous. `key` names the op, for stochastic rounding.
 
         Raises:
             PayloadError: a value is not finite (top-k would pick NaN first), or would not be once rounded or decoded.
         """
-        chosen, parts = self._choose(flat)
+        chosen, parts, rest = self._choose(flat)
         coded = values.encode(parts, self.units, self.form, key, self.plan.layout.dtype)
         kept = Kept(chosen, coded)
         self._check_decoded(kept, "the values to be sent overflow when they are decoded")
-        self.add_(flat, kept, -1.0)
         sets = golomb.encode([i for i in chosen if i is not None], [c.group.elements for c in self.cuts if c.sparse])
         moduli = torch.tensor(sets.moduli, dtype=torch.uint8)
         streams = [moduli, *coded.streams(), *sets.streams, sets.unary]
-        return seal(self._identity, sets.unary_bits, streams), kept
+        return Encoded(seal(self._identity, sets.unary_bits, streams), kept, tuple(parts), rest)
 
     def parse(self, message: Tensor) -> Kept:
         """The content of a message, after every check.
@@ -186,55 +202,67 @@ class TopK:
         self._check_decoded(kept, "the values in the message overflow when they are decoded")
         return kept
 
-    def add_(self, coefficients: Tensor, kept: Kept, weight: float) -> None:
-        """Add `weight` times a message's content to coefficients [n]."""
-        self._add(coefficients, None, kept, weight)
-
-    def inverse_(self, flat: Tensor) -> Tensor:
-        """Coefficients [n], contiguous, become elements, in place."""
-        if self.transform:
-            for _, slab, batch, room in self._batches(flat):
-                slab.scatter(idct(batch, room), flat)
-        return flat
-
-    def decode_mean(self, messages: Sequence[Kept], weights: Sequence[float], reduce: Reduce = "replicas") -> Tensor:
+    def decode_mean(
+        self,
+        messages: Sequence[Kept],
+        weights: Sequence[float],
+        reduce: Reduce = "replicas",
+        out: Tensor | None = None,
+    ) -> Tensor:
         """Weighted mean, flat [n], of messages, added in the given order (so equal on all who have the same).
 
         `replicas` divides by the weight of all messages, `senders` per coefficient by the weight of those that sent it.
+        Written into `out`, if given.
         """
         layout = self.plan.layout
-        total = torch.zeros(layout.numel, dtype=layout.dtype, device=self.device)
-        senders = torch.zeros_like(total) if reduce == "senders" else None
-        for message, weight in zip(messages, weights, strict=True):
-            self._add(total, senders, message, weight)
-        if senders is not None:
-            total.div_(senders.masked_fill_(senders == 0, 1.0))
-        return self.inverse_(total)
-
-    def _add(self, total: Tensor, senders: Tensor | None, kept: Kept, weight: float) -> None:
-        for number, (cut, indices) in enumerate(zip(self.cuts, kept.indices, strict=True)):
-            decoded = kept.values.decode(number)
-            if indices is None:
-                cut.group.whole.add(decoded.view(-1, *cut.group.shape), total, weight)
-                continue
-            # a position occurs once in a message, so there is one order of additions, on a GPU, too
-            positions = cut.group.positions(indices, self._places[number]).view(-1)
-            total.index_add_(0, positions, (decoded * weight).view(-1))
+        flat = torch.empty(layout.numel, dtype=layout.dtype, device=self.device) if out is None else out
+        for number, slab, room in self._rooms(flat):
+            total = _rows(room[0], slab).zero_()
+            senders = None
+            if reduce == "senders" and self.cuts[number].sparse:
+                senders = _rows(room[1], slab).zero_()
+            for message, weight in zip(messages, weights, strict=True):
+                _accumulate(total, senders, message, (number, slab), weight)
             if senders is not None:
-                senders.index_add_(0, positions, torch.full_like(decoded, weight).view(-1))
+                total.div_(senders.masked_fill_(senders == 0, 1.0))
+            slab.scatter(self._elements(number, slab, total, room[1:]), flat)
+        return flat
 
-    def _choose(self, flat: Tensor) -> tuple[tuple[Tensor | None, ...], list[Tensor]]:
-        """(indices, values) of what is to be sent, group by group; elements become coefficients, in place."""
+    def add_(self, flat: Tensor, kept: Kept, weight: float) -> None:
+        """Add `weight` times what a message decodes to to elements [n], contiguous."""
+        for number, slab, room in self._rooms(flat):
+            indices = kept.indices[number]
+            if indices is not None and not self.transform:
+                continue
+            total = _rows(room[0], slab).zero_()
+            _accumulate(total, None, kept, (number, slab), 1.0)
+            slab.add(self._elements(number, slab, total, room[1:]), flat, weight)
+        for number, (cut, indices) in enumerate(zip(self.cuts, kept.indices, strict=True)):
+            if indices is not None and not self.transform:
+                positions = cut.group.positions(indices, self._places[number]).view(-1)
+                flat.index_add_(0, positions, (kept.values.decode(number) * weight).view(-1))
+
+    def _elements(self, number: int, slab: Slab, coefficients: Tensor, room: Tensor) -> Tensor:
+        """Elements [chunks, *shape] from what was sent for them, [chunks, elements]."""
+        chunks = coefficients.view(-1, *slab.shape)
+        return idct(chunks, room) if self.transform and self.cuts[number].sparse else chunks
+
+    def _choose(self, flat: Tensor) -> tuple[tuple[Tensor | None, ...], list[Tensor], float]:
+        """(indices, values) of what is to be sent, group by group, and the sum of squares of all else."""
         found: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        for number, slab, batch, room in self._batches(flat):
+        rest = 0.0
+        for number, slab, room in self._rooms(flat):
+            if not self.cuts[number].sparse:
+                continue
+            batch = slab.gather(flat, room[0])
             if self.transform:
                 _must_be_finite(batch)
-                batch.copy_(dct(batch, room))
-                slab.scatter(batch, flat)
+                batch.copy_(dct(batch, room[1:]))
             rows = batch.view(len(batch), -1)
             problem = "the values to be sent overflow when they are transformed" if self.transform else NOT_FINITE
-            indices = largest(rows, self.cuts[number].kept, problem, room)
+            indices = largest(rows, self.cuts[number].kept, problem, room[1:])
             found.setdefault(number, []).append((indices, rows.gather(1, indices)))
+            rest += float(rows.scatter_(1, indices, 0.0).norm()) ** 2
         chosen: list[Tensor | None] = []
         parts = []
         for number, cut in enumerate(self.cuts):
@@ -246,24 +274,44 @@ class TopK:
                 _must_be_finite(part)
                 chosen.append(None)
             parts.append(part)
-        return tuple(chosen), parts
+        return tuple(chosen), parts, rest
 
-    def _batches(self, flat: Tensor) -> Iterator[tuple[int, Slab, Tensor, Tensor]]:
-        """(number of the group, slab, copy of its chunks, room for two more copies) of the sparse groups, slab by slab.
+    def _rooms(self, flat: Tensor) -> Iterator[tuple[int, Slab, Tensor]]:
+        """(number of the group, slab, room for three copies of its chunks), slab by slab.
 
-        The memory is the same for all slabs: fresh memory costs more than what is done in it.
+        The room is the same for all slabs: fresh memory costs more than what is done in it.
         """
-        sparse = [(i, slab) for i, cut in enumerate(self.cuts) if cut.sparse for slab in self._slabs[i]]
-        sizes = [(slab.stop - slab.start) * math.prod(slab.shape) for _, slab in sparse]
+        slabs = [(number, slab) for number, slabs in enumerate(self._slabs) for slab in slabs]
+        sizes = [(slab.stop - slab.start) * math.prod(slab.shape) for _, slab in slabs]
         room = flat.new_empty(3, max(sizes, default=0))
-        for number, slab in sparse:
-            yield number, slab, slab.gather(flat, room[0]), room[1:]
+        for number, slab in slabs:
+            yield number, slab, room
 
     def _check_decoded(self, kept: Kept, problem: str) -> None:
         """No sum of a chunk's magnitudes may overflow: nothing that a transform makes of them can be larger."""
         for number, cut in enumerate(self.cuts):
             if cut.sparse and self.transform and not all_finite(kept.values.decode(number).abs().sum(1)):
                 raise PayloadError(problem)
+
+
+def _rows(room: Tensor, slab: Slab) -> Tensor:
+    """The front of `room` as [chunks, elements] of a slab."""
+    chunks = slab.stop - slab.start
+    return room[: chunks * math.prod(slab.shape)].view(chunks, -1)
+
+
+def _accumulate(total: Tensor, senders: Tensor | None, kept: Kept, part: tuple[int, Slab], weight: float) -> None:
+    """Add a message's share of a slab to `total`, and its weight to `senders`, both [chunks, elements]."""
+    number, slab = part
+    decoded, indices = kept.values.decode(number, slab.start, slab.stop), kept.indices[number]
+    if indices is None:
+        total.add_(decoded, alpha=weight)
+        return
+    # an index occurs once in a chunk, so there is one order of additions, on a GPU, too
+    indices = indices[slab.start : slab.stop]
+    total.scatter_add_(1, indices, decoded * weight)
+    if senders is not None:
+        senders.scatter_add_(1, indices, torch.full_like(decoded, weight))
 
 
 def _must_be_finite(part: Tensor) -> None:

@@ -1,4 +1,7 @@
+import pytest
+
 from ray_lowcomm.tuning.book import Book
+from ray_lowcomm.tuning.metrics import best
 from ray_lowcomm.tuning.objective import Values
 from ray_lowcomm.tuning.space import Space
 from tests.unit.tuning.toy_space import BASE, SPACE, domains, result, sample
@@ -47,11 +50,15 @@ def test_stopped_and_failed():
     assert [trial.status for trial in kept.trials()] == ["stopped", "stopped", "failed"]
 
 
-def test_a_loss_that_is_no_number_keeps_the_last_one():
+@pytest.mark.parametrize("diverged", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_any_more_is_infinite(diverged):
     kept = book()
     kept.started("a", sample(4, 0.5))
-    kept.reported("a", result(1, 3.0))
-    assert kept.reported("a", result(2, float("nan"))).metrics["val_loss"] == 3.0
+    assert "val_loss" not in kept.reported("a", result(1, float("nan"))).metrics  # not known yet
+    kept.reported("a", result(2, 3.0))
+    trial = kept.reported("a", result(3, diverged))
+    assert trial.metrics["val_loss"] == float("inf")
+    assert best([trial], "val_loss") is None
 
 
 def test_bytes_to_a_loss_are_a_metric_once_it_is_reached():

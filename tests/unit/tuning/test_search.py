@@ -12,9 +12,9 @@ from ray_lowcomm.tuning.space import Space
 from tests.unit.tuning.toy_space import BASE, SPACE, Scripted, domains, result, sample
 
 
-def screened(samples, names=("val_loss",), target=None):
+def screened(samples, names=("val_loss",), target=None, steps=None):
     said, refused, inner = [], [], Scripted(samples)
-    search = ScreenedSearch(inner, Screen(BASE, SPACE, refused.append), Values(names, target), said.append)
+    search = ScreenedSearch(inner, Screen(BASE, SPACE, refused.append), Values(names, target, steps), said.append)
     search.set_search_properties(None, None, {**domains(BASE), "strategy.inner_steps": 4})
     return search, inner, said, refused
 
@@ -68,6 +68,26 @@ def test_a_trial_without_a_value_is_told_so(error, told):
     search.suggest("a")
     search.on_trial_complete("a", None, error=error)
     assert inner.told == [("draw 1", told, error)]
+
+
+def test_bytes_of_a_stopped_trial_are_those_of_a_whole_one():
+    search, inner, *_ = screened([sample(4, 0.5), sample(8, 0.5)], ("val_loss", "bytes_up"), steps=32)
+    search.suggest("a")
+    search.suggest("b")
+    search.on_trial_complete("a", result(2, 3.0))  # 8 of 32 steps
+    search.on_trial_complete("b", result(8, 2.0, done=True))
+    assert [told[1] for told in inner.told] == [
+        {"val_loss": 3.0, "bytes_up": 8000.0},
+        {"val_loss": 2.0, "bytes_up": 8000.0},
+    ]
+
+
+def test_a_loss_that_diverges_is_no_value():
+    search, inner, *_ = screened([sample(4, 0.5)])
+    search.suggest("a")
+    search.on_trial_result("a", result(1, 2.0))
+    search.on_trial_complete("a", result(2, float("inf")))
+    assert inner.told == [("draw 1", None, False)]
 
 
 def test_bytes_to_a_loss_are_those_of_the_first_round_that_reached_it():

@@ -1,5 +1,7 @@
 """The trainable as Tune calls it, without Tune: set up, take a checkpoint, step, save, end, become another trial."""
 
+import os
+
 import pytest
 import torch
 from ray.tune.result import RESULT_DUPLICATE
@@ -90,6 +92,13 @@ def test_before_anything_was_done_there_is_a_checkpoint_too(trial, tmp_path):
     one.save_checkpoint(str(tmp_path / "saved"))
     one.load_checkpoint(str(tmp_path / "saved"))
     assert rounds(one) == [1, 2, 3, 4]
+
+
+def test_paths_in_a_configuration_are_not_meant_from_tunes_folder(trial, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TUNE_ORIG_WORKING_DIR", "/")
+    trial()
+    assert os.getcwd() == "/"
 
 
 def test_becomes_another_trial(trial):

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_lowcomm.core.chunks import ChunkPlan
+from ray_lowcomm.core.codecs.formats import ValueFormat
 from ray_lowcomm.core.codecs.message import HEADER
 from ray_lowcomm.core.codecs.topk import TopK
-from ray_lowcomm.core.codecs.values import ValueFormat
 from ray_lowcomm.core.errors import PayloadError
 from ray_lowcomm.core.layout import Layout
 

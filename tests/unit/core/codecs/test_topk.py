@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_lowcomm.core.chunks import ChunkPlan
+from ray_lowcomm.core.codecs.formats import ValueFormat
 from ray_lowcomm.core.codecs.message import HEADER
 from ray_lowcomm.core.codecs.topk import Kept, TopK, kept_per_chunk
-from ray_lowcomm.core.codecs.values import ValueFormat
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.layout import Layout
 
@@ -40,9 +40,9 @@ def values(count: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> tor
 
 
 def encode(one: TopK, flat: torch.Tensor, key: str = "op") -> tuple[torch.Tensor, torch.Tensor]:
-    """(message, what every receiver decodes it to); `flat` is left alone."""
-    message, kept = one.encode_(flat.clone(), key)
-    return message, one.decode_mean([kept], [1.0])
+    """(message, what every receiver decodes it to)."""
+    encoded = one.encode(flat, key)
+    return encoded.message, one.decode_mean([encoded.kept], [1.0])
 
 
 def decode(one: TopK, message: torch.Tensor) -> torch.Tensor:
@@ -77,7 +77,7 @@ def test_a_gpt_in_two_bits_takes_what_the_goal_says(width, layers, vocabulary, t
     one = codec(*gpt(width, layers, vocabulary), topk=topk, transform=False, values=ValueFormat(2))
     parameters = one.plan.layout.numel
     assert parameters > 10e6
-    message, _ = one.encode_(values(parameters), "op")
+    message = one.encode(values(parameters), "op").message
     assert 8 * len(message) / parameters <= limit
     assert one.nbytes == pytest.approx(len(message), rel=0.01)
 
@@ -174,27 +174,39 @@ def test_what_was_sent_is_what_every_receiver_decodes(form: ValueFormat, transfo
     """Residual identity: value = sent + rest, with `sent` the receivers' own reading, rounding included."""
     one = codec(*SHAPES, values=form, transform=transform)
     flat = values(one.plan.layout.numel)
+    encoded = one.encode(flat, "op")
+    decoded = decode(one, encoded.message)
+    assert torch.equal(decoded, one.decode_mean([encoded.kept], [1.0]))
     rest = flat.clone()
-    message, kept = one.encode_(rest, "op")
-    decoded = decode(one, message)
-    assert torch.equal(decoded, one.decode_mean([kept], [1.0]))
-    norm = float(rest.norm())
-    one.inverse_(rest)
-    assert float(rest.norm()) == pytest.approx(norm, rel=1e-5)  # coefficients are orthonormal
-    torch.testing.assert_close(decoded + rest, flat, rtol=0, atol=5e-6)
+    one.add_(rest, encoded.kept, -1.0)
+    torch.testing.assert_close(decoded + rest, flat, rtol=0, atol=1e-6)
+    assert encoded.distance() == pytest.approx(float(rest.norm()), rel=1e-5)
     # what is taken is closer to what was there than nothing is
     assert form.rounding == "stochastic" or rest.norm() < flat.norm()
 
 
-def test_encode_repeats_itself_and_what_is_added_again_is_there_again() -> None:
-    one = codec(*SHAPES, values=ValueFormat(8))
-    flat = values(one.plan.layout.numel)
-    rest = flat.clone()
-    first, kept = one.encode_(rest, "op")
-    one.add_(rest, kept, 1.0)
-    torch.testing.assert_close(one.inverse_(rest), flat, rtol=0, atol=5e-6)
-    second, _ = one.encode_(flat.clone(), "op")
-    assert torch.equal(first, second)
+def test_distance_is_zero_where_all_is_sent_exactly() -> None:
+    for dtype in (torch.float32, torch.float64):
+        one = codec(*SHAPES, topk=4096, dtype=dtype)
+        assert one.encode(values(one.plan.layout.numel, dtype=dtype), "op").distance() == 0.0
+
+
+def test_encode_leaves_its_input_alone_and_repeats_itself() -> None:
+    for form in FORMATS:
+        one = codec(*SHAPES, values=form)
+        flat = values(one.plan.layout.numel)
+        copy = flat.clone()
+        first = one.encode(flat, "op").message
+        assert torch.equal(one.encode(flat, "op").message, first)
+        assert torch.equal(flat, copy)
+
+
+def test_a_mean_may_be_written_over_what_was_there() -> None:
+    one = codec(*SHAPES)
+    kept = one.encode(values(one.plan.layout.numel), "op").kept
+    out = torch.full((one.plan.layout.numel,), float("nan"))
+    assert one.decode_mean([kept], [1.0], out=out) is out
+    assert torch.equal(out, one.decode_mean([kept], [1.0]))
 
 
 @every_format

@@ -7,10 +7,10 @@ import pytest
 import torch
 import xxhash
 
+from ray_lowcomm.core.codecs.formats import ValueFormat
 from ray_lowcomm.core.codecs.golomb import MODULI
 from ray_lowcomm.core.codecs.message import HEADER
 from ray_lowcomm.core.codecs.topk import TopK
-from ray_lowcomm.core.codecs.values import ValueFormat
 from ray_lowcomm.core.errors import PayloadError
 
 from .damage import CHECKSUM, repaired

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from ray_lowcomm.core.codecs import values as v
+from ray_lowcomm.core.codecs.formats import Units, ValueFormat
 from ray_lowcomm.core.codecs.reader import Reader
-from ray_lowcomm.core.codecs.values import Units, ValueFormat
 from ray_lowcomm.core.errors import PayloadError, SettingError
 
 FORMATS = [ValueFormat(32), ValueFormat(16), ValueFormat(8), ValueFormat(4), ValueFormat(4, "e3m0")]

@@ -1,0 +1,192 @@
+"""The driver's watch over processes: who is given up, who may come back, who is only late. No actor, no cluster."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+
+from ray_lowcomm import strategies
+from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.book import RunPlan
+from ray_lowcomm.engine.membership import MemberState
+from ray_lowcomm.runtime import driver as driver_module
+from ray_lowcomm.runtime.driver import Attachment, Driver
+
+PATIENCE_S = 60.0
+
+
+class Process:
+    """Answers pings until it is told otherwise."""
+
+    def __init__(self, token, node="here"):
+        self.trouble = None
+        handle = SimpleNamespace(__ray_ready__=SimpleNamespace(remote=self._ping))
+        self.attachment = Attachment(token, handle, 7, node, None)
+
+    async def _ping(self):
+        if self.trouble is not None:
+            raise self.trouble
+
+
+def plan(directory, **fleet):
+    strategy = strategies.resolve(StrategySettings(name="local_sgd", inner_steps=4))
+    settings = FleetSettings(**{"replicas": 2, **fleet})
+    return RunPlan(RunSettings(eval_every=0), CheckpointSettings(every=0), strategy, settings, 12, str(directory))
+
+
+def join(member):
+    return m.Join(member, "as built", {"model.dense_bytes": "40"})
+
+
+class Room:
+    """A driver with a process for each of two replicas, both of which have joined."""
+
+    def __init__(self, directory, **fleet):
+        self.driver = Driver(plan(directory, **fleet))
+        self.processes = [Process("first 0"), Process("first 1")]
+
+    async def begin(self):
+        for member, process in enumerate(self.processes):
+            await self.driver.attach(member, 0, process.attachment)
+        asked = [asyncio.ensure_future(self.driver.request(join(i), f"first {i}")) for i in range(2)]
+        return await asyncio.gather(*asked)
+
+    def state(self, member):
+        known = self.driver._coordinator.members.get(member)
+        return known.state if known else None
+
+    async def until(self, condition):
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    async def notices(self):
+        return [event.data for event in await self.driver.events(0, 0.01) if event.kind == "notice"]
+
+
+def run(scenario):
+    async def whole():
+        await scenario()
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in others:  # more than once: `asyncio.wait_for` may swallow it
+                task.cancel()
+            await asyncio.sleep(0.01)
+
+    asyncio.run(whole())
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(driver_module, "WATCH_S", 0.01)
+    monkeypatch.setattr(driver_module, "DRAIN_S", 0.01)
+
+
+def test_a_process_that_ray_has_given_up_has_no_part_in_the_run_any_more(tmp_path):
+    async def scenario():
+        room = Room(tmp_path)
+        await room.begin()
+        late = asyncio.ensure_future(room.driver.request(m.Join(1, "x", {"model.dense_bytes": "40"}), "first 1"))
+        await asyncio.sleep(0)
+        room.processes[1].trouble = ActorDiedError()
+        answer = await asyncio.wait_for(late, PATIENCE_S)  # it lives on, on a node that is dead for Ray
+        assert isinstance(answer, m.Stop)
+        assert room.state(1) is MemberState.OUT
+        assert isinstance(await room.driver.request(join(1), "first 1"), m.Stop)
+        await room.driver.request(m.Finished(1, "digest"), "first 1")
+        assert room.state(1) is MemberState.OUT
+        assert any("replica 1 is lost (process 7 is gone: ActorDiedError)" in text for text in await room.notices())
+
+    run(scenario)
+
+
+def test_one_that_could_not_be_reached_for_a_while_may_join_again(tmp_path):
+    async def scenario():
+        room = Room(tmp_path)
+        await room.begin()
+        room.processes[1].trouble = ActorUnavailableError("no route", None)
+        await room.until(lambda: room.state(1) is MemberState.OUT)
+        room.processes[1].trouble = None
+        late = asyncio.ensure_future(room.driver.request(join(1), "first 1"))
+        await room.until(lambda: room.state(1) is MemberState.JOINING)
+        room.processes[1].trouble = ActorDiedError()  # and is watched as before
+        assert isinstance(await asyncio.wait_for(late, PATIENCE_S), m.Stop)
+        assert room.driver._coordinator.book.totals.members_lost == 1
+
+    run(scenario)
+
+
+def test_a_successor_takes_the_place_of_a_process_that_does_not_know(tmp_path):
+    async def scenario():
+        room = Room(tmp_path)
+        await room.begin()
+        await room.driver.attach(1, 0, Process("second 1").attachment)
+        assert isinstance(await room.driver.request(join(1), "first 1"), m.Stop)
+        assert room.state(1) is MemberState.TRAINING  # nobody has missed it yet
+
+    run(scenario)
+
+
+def test_death_before_joining_is_counted_once(tmp_path):
+    async def scenario():
+        room = Room(tmp_path, max_failures=1)
+        for number in (1, 2):
+            process = Process(f"early {number}")
+            process.trouble = ActorUnavailableError("not yet", None)
+            await room.driver.attach(0, 0, process.attachment)
+            await asyncio.sleep(0.1)
+            process.trouble = ActorDiedError()
+            await room.until(lambda: f"early {number}" in room.driver._gone)  # noqa: B023
+            assert bool(room.driver._coordinator.failure) == (number == 2)
+        assert "replica 0 died 2 times before it joined" in room.driver._coordinator.failure
+
+    run(scenario)
+
+
+def test_replicas_on_a_node_that_is_drained_are_asked_to_leave(tmp_path, monkeypatch):
+    drained = set()
+    monkeypatch.setattr(driver_module, "draining_nodes", lambda: drained)
+
+    async def scenario():
+        room = Room(tmp_path, replicas=[1, 2])
+        room.processes[1] = Process("first 1", node="there")
+        await room.driver.start()
+        await room.begin()
+        await asyncio.sleep(0.1)
+        assert not await room.notices()
+        drained.add("there")
+        members = room.driver._coordinator.members
+        await room.until(lambda: members[1].leaving)
+        assert not members[0].leaving
+
+    run(scenario)
+
+
+def test_a_fleet_of_a_fixed_size_does_not_ask_for_drained_nodes(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver_module, "draining_nodes", lambda: pytest.fail("asked"))
+
+    async def scenario():
+        room = Room(tmp_path)
+        await room.driver.start()
+        await room.begin()
+        await asyncio.sleep(0.1)
+        assert not await room.notices()
+
+    run(scenario)
+
+
+def test_when_drained_nodes_cannot_be_learnt_of_it_is_said(tmp_path, monkeypatch):
+    def refuse():
+        raise ConnectionError("the GCS is away")
+
+    monkeypatch.setattr(driver_module, "draining_nodes", refuse)
+
+    async def scenario():
+        room = Room(tmp_path, replicas=[1, 2])
+        await room.driver.start()
+        await room.begin()
+        await asyncio.sleep(0.2)
+        assert ["which nodes are drained is not known" in text for text in await room.notices()] == [True]
+
+    run(scenario)

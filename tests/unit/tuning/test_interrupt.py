@@ -1,0 +1,52 @@
+import signal
+
+import pytest
+
+from ray_lowcomm.tuning.interrupt import interrupts
+
+
+def tune_handles(asked):
+    """What `tune.run` does: its handler puts the one before it back."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def handler(number, frame):
+        asked.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_both_signals_are_tunes_to_handle(number):
+    names = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(name) for name in names]
+    asked = []
+    with interrupts() as stopping:
+        tune_handles(asked)
+        assert not stopping()
+        signal.raise_signal(number)
+        assert (asked, stopping()) == ([signal.SIGINT], True)
+    assert [signal.getsignal(name) for name in names] == before
+
+
+def test_a_second_one_is_not_patient():
+    with interrupts():
+        tune_handles([])
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_sigterm_before_tune_listens_where_sigint_is_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupts(), pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_without_a_signal_nothing_is_said():
+    with interrupts() as stopping:
+        tune_handles([])
+        assert not stopping()
