@@ -92,7 +92,7 @@ MEANINGS = {
     "fleet.threads_per_replica": "of torch",
     "fleet.pace": "inner steps per round: equal, or by measured speed",
     "fleet.quorum": "arrivals after which grace_s runs (null: all)",
-    "fleet.grace_s": "seconds a round waits for the rest after the quorum",
+    "fleet.grace_s": "seconds a round waits for the rest after the quorum, and a start after [min, max]'s min",
     "fleet.deadline_s": "seconds that one exchange may take",
     "fleet.hang_s": "seconds a round waits for a replica that does not arrive",
     "fleet.start_s": "seconds the run waits for its first members",

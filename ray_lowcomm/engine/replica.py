@@ -109,7 +109,7 @@ class Replica:
         self._spec, self._host, self._parts = spec, host, parts
         tracks = Tracks(parts.model, parts.optimizer)
         self._base_lrs = [group["lr"] for group in parts.optimizer.param_groups]
-        strategy = strategies.build(spec.strategy, tracks)
+        strategy = strategies.build(spec.strategy, tracks, randomness.replica_seed(spec.run.seed, host.member))
         buffers = BufferSync(parts.model, spec.buffers)  # type: ignore[arg-type]  # checked with the settings
         self._work, self._history = Work(), ""
         stateful = {**parts.stateful, WORK: self._work}

@@ -12,6 +12,7 @@ from ray_lowcomm.runtime.cohort import Cohort
 from ray_lowcomm.runtime.ray_private import Place
 
 AT_ONCE_S = 0.5
+TEND_S = 1.0  # rounds may be much faster
 
 
 class Groups(Protocol):
@@ -83,6 +84,7 @@ class ElasticCohorts:
         selectors = [cohort.label_selector for cohort in settings for _ in range(cohort.replicas)]
         self._slots = [Slot(index, selector) for index, selector in enumerate(selectors)]
         self._ending: list[Cohort] = []  # cut off, but their threads have not noticed yet
+        self._next = 0.0
         for slot in self._slots:
             self._ask(slot)
 
@@ -102,6 +104,9 @@ class ElasticCohorts:
 
     def tend(self, now: float) -> None:
         """Start what there is room for, take back what has ended. `now` is in seconds; does not wait."""
+        if now < self._next:
+            return
+        self._next = now + TEND_S
         self._ending = [cohort for cohort in self._ending if cohort.running]
         for cohort in self._ending:  # one whose controller was only just being started was missed
             cohort.cut(AT_ONCE_S)

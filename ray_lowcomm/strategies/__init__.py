@@ -70,9 +70,9 @@ def moments_of(tracks: Tracks) -> tuple[str, ...]:
     return optimizer_state.moment_names(tracks.optimizer)
 
 
-def build(settings: StrategySettings, tracks: Tracks) -> Strategy:
-    """The strategy of one replica, from resolved settings."""
-    return algorithm(settings.name).build(settings, tracks)
+def build(settings: StrategySettings, tracks: Tracks, seed: int = 0) -> Strategy:
+    """The strategy of one replica, from resolved settings; `seed` is the replica's own, for stochastic rounding."""
+    return algorithm(settings.name).build(settings, tracks, seed)
 
 
 __all__ = ["ALGORITHMS", "Algorithm", "Strategy", "algorithm", "build", "moments_of", "resolve", "schedule"]

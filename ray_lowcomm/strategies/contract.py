@@ -80,12 +80,13 @@ class Algorithm:
     `defaults` are the fields of StrategySettings that it uses, with the values that stand for None. `unused` names
     those that have no effect with the others as they are, and why; `derived` fills in what follows from others; `check`
     raises SettingError on combinations that make no sense. `due` and `final` (tracks to be synchronised at the end of a
-    run) depend on the settings and the optimizer's moments only, so that the driver computes them, too.
+    run) depend on the settings and the optimizer's moments only, so that the driver computes them, too. `build` gets
+    the replica's own seed.
     """
 
     defaults: Mapping[str, Any]
     due: Callable[[StrategySettings, tuple[str, ...], int], Due]
-    build: Callable[[StrategySettings, Tracks], Strategy]
+    build: Callable[[StrategySettings, Tracks, int], Strategy]
     final: tuple[str, ...] = ("params",)
     derived: Callable[[StrategySettings], StrategySettings] = field(default=lambda settings: settings)
     unused: Callable[[StrategySettings], Mapping[str, str]] = field(default=lambda settings: {})

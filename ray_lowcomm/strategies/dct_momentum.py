@@ -21,14 +21,14 @@ def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due
     return every({PARAMS: settings.inner_steps or 1}, settings.overlap_steps or 0)
 
 
-def _build(settings: StrategySettings, tracks: Tracks) -> Strategy:
+def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
     if settings.variant == "paper":
-        return build_paper(settings, tracks)
+        return build_paper(settings, tracks, seed)
     outer = OuterOptimizer(
         settings.outer_optimizer or "nesterov", settings.outer_lr or 1.0, settings.outer_momentum or 0.0
     )
     anchor = Anchor(tracks, outer)
-    return with_residual(settings, anchor, tile_codec(settings, anchor, transform=True))
+    return with_residual(settings, anchor, tile_codec(settings, anchor, seed, transform=True))
 
 
 def _unused(settings: StrategySettings) -> dict[str, str]:

@@ -73,7 +73,7 @@ class DctPaper(Gathered[tuple[Tensor, Kept]]):
             self.momentum.copy_(collect(tracks, local, MOMENTUM))
 
 
-def build_paper(settings: StrategySettings, tracks: Tracks) -> DctPaper:
+def build_paper(settings: StrategySettings, tracks: Tracks, seed: int) -> DctPaper:
     """Sides by the largest-divisor rule; `topk` coefficients of each block, however small (clamped to its size)."""
     anchor = Anchor(tracks, OuterOptimizer("sgd", settings.outer_lr or 1.0, 0.0))
     topk = settings.topk or 32
@@ -81,6 +81,7 @@ def build_paper(settings: StrategySettings, tracks: Tracks) -> DctPaper:
         ChunkPlan.divisors(tracks.layout, settings.chunk_size or 64),
         lambda elements: min(topk, elements),
         values=value_format(settings),
+        seed=seed,
         device=anchor.values.device,
     )
     return DctPaper(anchor, codec, settings)

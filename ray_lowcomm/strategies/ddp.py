@@ -69,7 +69,7 @@ def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due
     return every({GRADS: 1}, point="after_backward")
 
 
-def _build(settings: StrategySettings, tracks: Tracks) -> Strategy:
+def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
     return DDP(tracks)
 
 

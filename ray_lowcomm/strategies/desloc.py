@@ -44,7 +44,7 @@ def _derived(settings: StrategySettings) -> StrategySettings:
     )
 
 
-def _build(settings: StrategySettings, tracks: Tracks) -> Strategy:
+def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
     outer = OuterOptimizer(settings.outer_optimizer or "none", settings.outer_lr or 1.0, settings.outer_momentum or 0.0)
     return PeriodicAveraging(tracks, optimizer_state.moment_names(tracks.optimizer), outer)
 

@@ -36,14 +36,14 @@ def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due
     return every({PARAMS: settings.inner_steps or 1})
 
 
-def _build(settings: StrategySettings, tracks: Tracks) -> Strategy:
+def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
     outer = OuterOptimizer(
         settings.outer_optimizer or "nesterov", settings.outer_lr or 1.0, settings.outer_momentum or 0.0
     )
     anchor = Anchor(tracks, outer)
     if settings.value_bits == 32:
         return DiLoCo(anchor)
-    return with_residual(settings, anchor, dense_codec(settings, anchor))
+    return with_residual(settings, anchor, dense_codec(settings, anchor, seed))
 
 
 def _unused(settings: StrategySettings) -> dict[str, str]:

@@ -14,7 +14,7 @@ def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due
     return every(dict.fromkeys((PARAMS, *moments), settings.inner_steps or 1))
 
 
-def _build(settings: StrategySettings, tracks: Tracks) -> Strategy:
+def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
     moments = optimizer_state.moment_names(tracks.optimizer)
     if not moments:
         name = type(tracks.optimizer).__name__

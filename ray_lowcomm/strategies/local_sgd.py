@@ -12,7 +12,7 @@ def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due
     return every({PARAMS: settings.inner_steps or 1})
 
 
-def _build(settings: StrategySettings, tracks: Tracks) -> Strategy:
+def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
     return PeriodicAveraging(tracks, (), OuterOptimizer("none"))
 
 

@@ -120,18 +120,18 @@ def with_residual(settings: StrategySettings, anchor: Anchor, codec: TopK) -> St
     return kinds[settings.residual or "none"](anchor, codec, settings)
 
 
-def dense_codec(settings: StrategySettings, anchor: Anchor) -> TopK:
+def dense_codec(settings: StrategySettings, anchor: Anchor, seed: int) -> TopK:
     """The codec that sends every value, with a table for each run of 4,096."""
     plan = ChunkPlan.runs(anchor.tracks.layout, TABLE_RUN)
     form, device = value_format(settings), anchor.values.device
-    return TopK(plan, lambda elements: elements, False, form, table_per_chunk=True, device=device)
+    return TopK(plan, lambda elements: elements, False, form, table_per_chunk=True, seed=seed, device=device)
 
 
-def tile_codec(settings: StrategySettings, anchor: Anchor, *, transform: bool) -> TopK:
+def tile_codec(settings: StrategySettings, anchor: Anchor, seed: int, *, transform: bool) -> TopK:
     """The codec that keeps `topk` of each tile of `chunk_size` x `chunk_size`."""
     size = settings.chunk_size or 64
     plan, kept = ChunkPlan.tiles(anchor.tracks.layout, size), kept_per_chunk(settings.topk or 64, size)
-    return TopK(plan, kept, transform, value_format(settings), device=anchor.values.device)
+    return TopK(plan, kept, transform, value_format(settings), seed=seed, device=anchor.values.device)
 
 
 def value_format(settings: StrategySettings) -> ValueFormat:

@@ -19,10 +19,10 @@ def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due
     return every({PARAMS: settings.inner_steps or 1}, settings.overlap_steps or 0)
 
 
-def _build(settings: StrategySettings, tracks: Tracks) -> Strategy:
+def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
     outer = OuterOptimizer(settings.outer_optimizer or "sgd", settings.outer_lr or 1.0, settings.outer_momentum or 0.0)
     anchor = Anchor(tracks, outer)
-    return with_residual(settings, anchor, tile_codec(settings, anchor, transform=False))
+    return with_residual(settings, anchor, tile_codec(settings, anchor, seed, transform=False))
 
 
 def _derived(settings: StrategySettings) -> StrategySettings:

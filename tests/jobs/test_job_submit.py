@@ -66,7 +66,8 @@ def logs(server, job):
 def assert_reads_well(text, kinds=OF_A_RUN):
     assert "\x1b" not in text
     assert "\r" not in text
-    assert [line for line in text.splitlines() if not any(re.fullmatch(kind, line) for kind in kinds)] == []
+    strange = [line for line in text.splitlines() if not any(re.fullmatch(kind, line) for kind in kinds)]
+    assert not strange, text
 
 
 def rounds_in(lines):

@@ -66,7 +66,8 @@ class Replicas:
 
 @pytest.fixture(scope="module")
 def actors(ray_cluster):
-    actors = [ray.remote(Replicas).options(num_cpus=0.5).remote() for _ in range(REPLICAS)]
+    # two threads: one lives, the other answers the driver's pings
+    actors = [ray.remote(Replicas).options(num_cpus=0.5, max_concurrency=2).remote() for _ in range(REPLICAS)]
     yield actors
     for actor in actors:
         ray.kill(actor)

@@ -21,7 +21,7 @@ def test_of_an_elastic_fleet_the_least_number_must_fit(ray_cluster):
     assert check_room(FleetSettings(replicas=[4, 8])) == ""
     said = "fleet.replicas = [4, 16]: not all will find a place: 16 x 1 CPU = 16 CPU needed, 8 there"
     assert check_room(FleetSettings(replicas=[4, 16])) == said
-    with pytest.raises(FleetError, match=r"\[9, 16\]: the cluster is too small: 9 x 1 CPU = 9 CPU needed, 8 there, and"):
+    with pytest.raises(FleetError, match=r"\[9, 16\]: the cluster is too small: 9 x 1 CPU = 9 CPU needed, 8 there"):
         check_room(FleetSettings(replicas=[9, 16]))
 
 

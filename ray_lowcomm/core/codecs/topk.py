@@ -93,8 +93,8 @@ class Encoded:
 class TopK:
     """The codec of one track. `kept(c)` is the number of coefficients that a chunk of c elements may send.
 
-    Values have a table for each tensor, or with `table_per_chunk` for each chunk. Messages live on the CPU, flat
-    vectors on `device`.
+    Values have a table for each tensor, or with `table_per_chunk` for each chunk. `seed` is of stochastic rounding:
+    replicas must not round alike, or their errors would add up. Messages live on the CPU, flat vectors on `device`.
     """
 
     plan: ChunkPlan
@@ -102,6 +102,7 @@ class TopK:
     transform: bool = True
     values: ValueFormat = RAW
     table_per_chunk: bool = False
+    seed: int = 0
     device: torch.device | str = "cpu"
 
     # ---- what follows from the settings ---------------------------------------------------------------------------
@@ -169,13 +170,13 @@ class TopK:
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def encode(self, flat: Tensor, key: str) -> Encoded:
-        """The message for elements [n], contiguous. `key` names the op, for stochastic rounding.
+        """The message for elements [n], contiguous. `key` names the op: encoded again with it, the message is the same.
 
         Raises:
             PayloadError: a value is not finite (top-k would pick NaN first), or would not be once rounded or decoded.
         """
         chosen, parts, rest = self._choose(flat)
-        coded = values.encode(parts, self.units, self.form, key, self.plan.layout.dtype)
+        coded = values.encode(parts, self.units, self.form, f"{self.seed}/{key}", self.plan.layout.dtype)
         kept = Kept(chosen, coded)
         self._check_decoded(kept, "the values to be sent overflow when they are decoded")
         sets = golomb.encode([i for i in chosen if i is not None], [c.group.elements for c in self.cuts if c.sparse])

@@ -13,7 +13,8 @@ A unit is a set of chunks with one table: those of a tensor for sparse messages,
 more than it gives, and single chunks for dense ones. Rounding is to the nearest, with levels that are the means of what
 they stand for, found in a few turns of Lloyd's algorithm (IEEE Trans. Inf. Theory 28, 1982); or stochastic, to one of
 the two neighbouring values so that the mean is right: then no value may lie beyond the outermost level, and the levels
-follow from the largest magnitude, m and m/3. Its random numbers are a hash of the op, the values and the position.
+follow from the largest magnitude, m and m/3. Its random numbers are a hash of the replica's seed, the op and the
+position.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from ray_lowcomm.core.codecs import rounding
 from ray_lowcomm.core.codecs.bits import pack
 from ray_lowcomm.core.codecs.formats import Units, ValueFormat
 from ray_lowcomm.core.codecs.reader import Reader
-from ray_lowcomm.core.digest import digest_tensors, tensor_bytes
+from ray_lowcomm.core.digest import tensor_bytes
 from ray_lowcomm.core.errors import PayloadError
 from ray_lowcomm.core.guards import all_finite
 
@@ -64,17 +65,13 @@ class Values:
 
 
 def encode(values: Sequence[Tensor], units: Units, form: ValueFormat, key: str, dtype: torch.dtype) -> Values:
-    """Round `values`, [count, k] of each group; `key` names the op.
+    """Round `values`, [count, k] of each group; `key` is of the random numbers for stochastic rounding.
 
     Raises:
         PayloadError: a value is not finite, or would not be once rounded.
     """
-    noise = None
-    if form.rounding == "stochastic":
-        # replicas must not round alike, or their errors would add up: so the values are part of the key
-        noise = f"{key}/{digest_tensors(values)}"
     device = values[0].device if values else torch.device("cpu")
-    keys = [noise and f"{noise}/{i}" for i in range(len(values))]
+    keys = [f"{key}/{i}" if form.rounding == "stochastic" else None for i in range(len(values))]
     if form.coded:
         table = rounding.table(values, units, form).to(form.table_dtype).to(device, dtype)
         rows = _rows(table, units)

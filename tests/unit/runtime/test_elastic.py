@@ -187,6 +187,16 @@ def test_waiting_for_room_is_no_failure():
     assert not field.groups.removed
 
 
+def test_fast_rounds_do_not_ask_the_cluster_each_time():
+    field = Field()
+    field.tend()
+    field.groups.given.add("group 0")
+    field.tend(0.5)
+    assert not field.started
+    field.tend(0.5)
+    assert len(field.started) == 1
+
+
 def test_at_the_end_of_the_run_nothing_is_asked_for_and_all_is_given_back():
     field = Field()
     field.give(1)

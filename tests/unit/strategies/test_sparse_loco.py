@@ -146,11 +146,30 @@ def test_a_residual_in_the_model_is_what_was_there_without_what_is_decoded(given
         assert proposals[0].residual_norm == pytest.approx(left, rel=1e-4, abs=1e-4)
 
 
-def test_a_retry_sends_the_same_and_a_later_round_rounds_anew() -> None:
+def test_a_retry_sends_the_same_and_a_later_round_or_another_replica_rounds_anew() -> None:
     case = Case("x", replace(_settings(value_bits=2, rounding="stochastic"), inner_steps=2))
-    one, twin = member(case), member(case)
-    ops = train_to_launch([one, twin])
-    first, same = propose(one, ops)[0], propose(twin, ops)[0]
-    assert torch.equal(first.payload.data, same.payload.data)
-    later = twin.strategy.propose(replace(ops[0], launch=ops[0].launch + 2))
-    assert not torch.equal(first.payload.data, later.payload.data)
+    one, twin, later, other = (member(case) for _ in range(4))
+    other.state.strategy = strategies.build(strategies.resolve(case.settings), other.tracks, seed=1)
+    (op,) = train_to_launch([one, twin, later, other])
+    sent = propose(one, [op])[0].payload.data
+    assert torch.equal(sent, propose(twin, [op])[0].payload.data)
+    assert not torch.equal(sent, propose(later, [replace(op, launch=op.launch + 2)])[0].payload.data)
+    other.strategy.anchor.set(one.strategy.shared_parameters())
+    assert not torch.equal(sent, propose(other, [op])[0].payload.data)
+
+
+def test_replicas_of_a_run_round_differently(tmp_path) -> None:
+    """With the same data, and so the same pseudo-gradients: their errors must not add up."""
+    settings = _settings(value_bits=1, rounding="stochastic", inner_steps=2, chunk_size=8)
+    messages: dict[int, bytes] = {}
+
+    def watch(index: int, replica, model) -> None:
+        if replica.step_number == 1:
+            proposal = strategy_of(replica).propose(replica._schedule.ops(2)[0])
+            strategy_of(replica).discard(proposal.id)
+            messages[index] = proposal.payload.data.numpy().tobytes()
+
+    job = Job(settings, ref.Quadratic, 2, 2, ref.sgd, lambda replica, step: ref.batch(0, step), ref.loss, watch=watch)
+    assert run(job, tmp_path).failure is None
+    assert len(messages[0]) == len(messages[1])
+    assert messages[0] != messages[1]
