@@ -45,6 +45,11 @@ class OwnNode:
         (raylet,) = raylets(self.process.pid)
         raylet.kill()
 
+    def kill_worker(self):
+        """The replica's process on this node."""
+        (worker,) = [p for p in family(self.process.pid) if p.cmdline() and "RayTrainWorker" in p.cmdline()[0]]
+        worker.kill()
+
 
 def raylets(pid):
     return [process for process in family(pid) if process.name() == "raylet"]

@@ -81,8 +81,11 @@ def test_a_replica_joins_on_a_new_node_and_leaves_one_that_is_drained(by_hand, s
     until(run, "the first round", lambda: run.members)
     assert run.members[0] == [0]
     assert len(by_hand.groups("PENDING")) == 1  # what an autoscaler would see
-    by_hand.add_node()
+    second = by_hand.add_node()
     until(run, "the second replica", lambda: run.members[-1] == [0, 1])
+    second.kill_worker()
+    until(run, "a round without it", lambda: run.members[-1] == [0])
+    until(run, "its return in the same place", lambda: run.members[-1] == [0, 1])
     by_hand.drain(first.id)
     until(run, "the first one's leaving", lambda: run.members[-1] == [1])
     wait_until("the drained node's end", lambda: first.id not in by_hand.alive())  # once it is idle
@@ -90,14 +93,37 @@ def test_a_replica_joins_on_a_new_node_and_leaves_one_that_is_drained(by_hand, s
     summary = run.end()
     notices = run.told("notice")
     assert summary["status"] == "finished"
-    assert (summary["replicas"], summary["replicas_joined"], summary["replicas_left"]) == (2, 1, 1), notices
-    assert (summary["members_lost"], summary["lost_inner_steps"], summary["rounds_retried"]) == (0, 0, 0), notices
+    assert (summary["replicas"], summary["replicas_joined"], summary["replicas_left"]) == (2, 2, 1), notices
+    assert summary["members_lost"] == 1, notices  # the one that was killed
     assert list(summary["state_digests"]) == ["1"]
     shapes = [members for k, members in enumerate(run.members) if k == 0 or members != run.members[k - 1]]
-    assert shapes == [[0], [0, 1], [1]]
+    assert shapes == [[0], [0, 1], [0], [0, 1], [1]]
     assert any("replica 0 leaves after this round: its node is being drained" in text for text in notices)
     assert "Traceback" not in run.output
     assert nothing_is_held(by_hand)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_when_the_last_node_is_drained_the_run_goes_on_with_the_next(start):
+    cluster = OwnCluster()
+    try:
+        only = cluster.add_node()
+        run = start(cluster, replicas=[1, 2])
+        until(run, "some rounds", lambda: len(run.members) > 5)
+        cluster.drain(only.id)
+        wait_until("the drained node's end", lambda: only.id not in cluster.alive())
+        rounds = len(run.members)
+        cluster.add_node()
+        until(run, "more rounds", lambda: len(run.members) > rounds + 5)
+        summary = run.end()
+        assert (summary["replicas_left"], summary["members_lost"], summary["lost_inner_steps"]) == (1, 0, 0)
+        numbers = [record["round"] for record in run.told("round")]
+        assert numbers == list(range(1, 601))  # none is lost, none is done twice
+        assert any(f"all replicas were lost: back from round {rounds} to" in text for text in run.told("notice"))
+    finally:
+        run.close()
+        cluster.close()
 
 
 @pytest.mark.timeout(900)

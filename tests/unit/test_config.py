@@ -160,7 +160,8 @@ def test_missing_file():
 
 def test_yaml_round_trip(file):
     config = load(
-        "--fleet.cohorts", '[{"replicas": 2}]', "--fleet.replicas", "[1, 2]", "--model.args.width", "8", "--inner.clip_norm", "null",
+        "--fleet.cohorts", '[{"replicas": 2}]', "--fleet.replicas", "[1, 2]",
+        "--model.args.width", "8", "--inner.clip_norm", "null",
         "--faults", '[{"do": "nan", "replica": 1, "round": 3}]', "--run.name", "ä",
     )  # fmt: skip
     assert load("--config", file(to_yaml(config))) == config

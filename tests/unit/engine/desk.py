@@ -11,7 +11,7 @@ CONFIG = {"model.dense_bytes": str(SIZE), "run.seed": "0"}
 
 
 class Desk:
-    """`replicas` (or [min, max]) of local SGD over `ROUNDS` rounds of `H` steps; keyword arguments are fields of FleetSettings."""
+    """`replicas` (or [min, max]) of local SGD over `ROUNDS` rounds of `H` steps; keywords are FleetSettings' fields."""
 
     def __init__(self, replicas=3, *, run=None, checkpoint=None, restored=None, **fleet):
         strategy = strategies.resolve(StrategySettings(name="local_sgd", inner_steps=H))

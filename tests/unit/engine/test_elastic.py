@@ -1,4 +1,4 @@
-"""A fleet that grows and shrinks: with how many it begins, who joins later, who leaves in order, who shares the data."""
+"""A fleet that grows and shrinks: with how many it begins, who joins later, who leaves in order, who shares data."""
 
 import pytest
 
