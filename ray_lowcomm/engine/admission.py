@@ -90,7 +90,9 @@ class Admission:
             lost = self._fleet.where
             self._fleet.where = self._fleet.book.go_back(self._fleet.plan.restored)
             self._fleet.where.generation = lost.generation
-            self._fleet.notice(f"all replicas were lost: back from round {lost.round} to round {self._fleet.round}")
+            back = f"all replicas were lost: back from round {lost.round} to round {self._fleet.round}"
+            again = f"no replica was left: goes on from round {lost.round}"
+            self._fleet.notice(again if lost.round == self._fleet.round else back)
         self._begin(self._fleet.in_state(MemberState.JOINING))
 
     def deal(self, members: list[Member]) -> tuple[int, ...]:

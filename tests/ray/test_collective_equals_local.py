@@ -24,6 +24,9 @@ CASES = {
     "dct_buffer": {"name": "dct_momentum", "residual": "buffer"},
     "dct_overlap": {"name": "dct_momentum", "overlap_steps": 1},
     "dct_paper": {"name": "dct_momentum", "variant": "paper"},
+    "dct_2_bit": {"name": "dct_momentum", "value_bits": 2},
+    "sparse_loco": {"name": "sparse_loco", "reduce": "senders"},
+    "diloco_e3m0": {"name": "diloco", "value_bits": 4, "value_format": "e3m0", "rounding": "stochastic"},
 }
 
 

@@ -142,7 +142,7 @@ def test_when_all_were_lost_the_least_number_goes_on_from_the_checkpoint():
         assert (welcome.round, welcome.dealt) == (1, (1, 3))
         assert welcome.restore == "/runs/x/checkpoints/round_000001"
         assert welcome.manifest["members"] == [0, 1, 2]
-    assert "all replicas were lost: back from round 1 to round 1" in desk.notices
+    assert "no replica was left: goes on from round 1" in desk.notices
 
 
 def test_when_all_were_lost_and_too_few_come_back_the_run_ends():

@@ -33,7 +33,10 @@ def server(tmp_path_factory):
     place = ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder / "art")]
     argv = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     log = (folder / "log").open("w")
-    process = subprocess.Popen([*argv, *place], stdout=log, stderr=log, cwd=folder, start_new_session=True)
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # else four more processes
+    process = subprocess.Popen(
+        [*argv, *place], stdout=log, stderr=log, cwd=folder, env=environment, start_new_session=True
+    )
     try:
         _wait_for(f"http://127.0.0.1:{port}", process, folder / "log")
         yield Store(f"http://127.0.0.1:{port}", "http", "/out/sweep", "sweep", None, resume=False)
