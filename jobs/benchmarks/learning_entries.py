@@ -23,6 +23,16 @@ class Claim:
     fewer_bytes: float
 
 
+# no transform, the residual in the model, a shared Nesterov step (ALGORITHMS B4a)
+KEPT = {
+    "name": "sparse_loco",
+    "inner_steps": 8,
+    "residual": "model",
+    "outer_optimizer": "nesterov",
+    "outer_lr": 0.7,
+    "outer_momentum": 0.7,
+}
+
 ENTRIES = (
     Entry("ddp", {"name": "ddp"}),
     Entry("local_sgd", {"name": "local_sgd", "inner_steps": 8}),
@@ -31,6 +41,16 @@ ENTRIES = (
     Entry("diloco", {"name": "diloco", "inner_steps": 8, "outer_lr": 0.7, "outer_momentum": 0.9}),
     Entry("diloco_tuned", {"name": "diloco", "inner_steps": 8, "outer_lr": 0.7, "outer_momentum": 0.7}),
     Entry("dct_momentum_k64", {"name": "dct_momentum", "inner_steps": 8, "topk": 64}),
+    Entry("dct_momentum_k64_2bit", {"name": "dct_momentum", "inner_steps": 8, "topk": 64, "value_bits": 2}),
+    Entry("sparse_loco_k64", {"name": "sparse_loco", "inner_steps": 8, "topk": 64}),
+    Entry("kept_k64_1bit", {**KEPT, "topk": 64, "value_bits": 1}),
+    Entry("kept_k128_1bit", {**KEPT, "topk": 128, "value_bits": 1}),
+    Entry("kept_k256_2bit", {**KEPT, "topk": 256, "value_bits": 2}),
 )
 
-CLAIMS: tuple[Claim, ...] = ()
+CLAIMS = (
+    Claim("kept_k64_1bit", "desloc", worse_by=0.0, fewer_bytes=250),
+    Claim("kept_k256_2bit", "diloco_tuned", worse_by=0.01, fewer_bytes=60),
+    Claim("kept_k128_1bit", "diloco_tuned", worse_by=0.03, fewer_bytes=120),
+    Claim("dct_momentum_k64_2bit", "dct_momentum_k64", worse_by=0.005, fewer_bytes=1),
+)

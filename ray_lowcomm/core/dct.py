@@ -14,8 +14,8 @@ def basis(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     Equal to ``scipy.fft.dct(x, type=2, norm="ortho")``. Computed in float64.
     """
     k = torch.arange(size, dtype=torch.float64).unsqueeze(1)
-    n = torch.arange(size, dtype=torch.float64).unsqueeze(0)
-    matrix = torch.cos(math.pi / size * (n + 0.5) * k) * math.sqrt(2 / size)
+    matrix = k * torch.arange(0.5, size, dtype=torch.float64)  # exact
+    matrix.mul_(math.pi / size).cos_().mul_(math.sqrt(2 / size))
     matrix[0] /= math.sqrt(2)
     return matrix.to(device=device, dtype=dtype)
 
