@@ -151,6 +151,9 @@ class _Shapes(Tracks):
     def read(self, track: str) -> Tensor:
         return torch.empty(self.layout.numel, dtype=self.layout.dtype, device="meta")
 
+    def below(self, flat: Tensor) -> Tensor:
+        return torch.empty_like(flat)
+
 
 def _optimizer(inner: InnerSettings) -> torch.optim.Optimizer:
     """One that has the moments of the run's: which ones there are does not depend on the model."""

@@ -1,10 +1,16 @@
-"""Orthonormal DCT-II of batches of chunks, as matrix products with a cached basis."""
+"""Orthonormal DCT-II of batches of chunks: tiles and short runs as matrix products, long runs by way of an FFT.
+
+The matrix of a run of 4,096 would take 64 MB; the FFT needs two numbers for each place (Makhoul, IEEE Trans. ASSP 28,
+1980).
+"""
 
 import math
 from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+LONGEST_PRODUCT = 256  # length of a run
 
 
 @lru_cache(maxsize=256)
@@ -37,8 +43,11 @@ def idct(coefficients: Tensor, room: Tensor | None = None) -> Tensor:
 def _transform(chunks: Tensor, room: Tensor | None, *, inverse: bool) -> Tensor:
     room = chunks.new_empty(2, chunks.numel()) if room is None else room
     first, second = room[0, : chunks.numel()].view(chunks.shape), room[1, : chunks.numel()].view(chunks.shape)
-    columns = _basis(chunks, chunks.shape[-1], inverse=inverse)
-    torch.mm(chunks.view(-1, chunks.shape[-1]), columns.T, out=first.view(-1, chunks.shape[-1]))
+    length = chunks.shape[-1]
+    if chunks.dim() == 2 and length > LONGEST_PRODUCT:
+        return first.copy_(_long_inverse(chunks) if inverse else _long(chunks))
+    columns = _basis(chunks, length, inverse=inverse)
+    torch.mm(chunks.view(-1, length), columns.T, out=first.view(-1, length))
     if chunks.dim() == 2:
         return first
     rows = _basis(chunks, chunks.shape[1], inverse=inverse)
@@ -49,3 +58,36 @@ def _transform(chunks: Tensor, room: Tensor | None, *, inverse: bool) -> Tensor:
 def _basis(chunks: Tensor, size: int, *, inverse: bool) -> Tensor:
     matrix: Tensor = basis(size, chunks.dtype, chunks.device)
     return matrix.T if inverse else matrix
+
+
+def _long(runs: Tensor) -> Tensor:
+    """DCT-II of [count, length]: the FFT of the even places followed by the odd ones backwards, turned."""
+    spectrum: Tensor = torch.fft.fft(torch.cat([runs[:, ::2], runs[:, 1::2].flip(1)], 1))
+    return spectrum.mul_(_turns(runs)).real
+
+
+def _long_inverse(coefficients: Tensor) -> Tensor:
+    turns = _turns(coefficients)
+    # of a turned spectrum the imaginary part is the real one, backwards, with the other sign
+    scaled = coefficients / turns.abs()
+    backwards = torch.cat([torch.zeros_like(scaled[:, :1]), scaled[:, 1:].flip(1)], 1)
+    folded = torch.fft.ifft(torch.complex(scaled, -backwards) * turns.abs() / turns).real
+    even = (coefficients.shape[1] + 1) // 2
+    runs = torch.empty_like(coefficients)
+    runs[:, ::2], runs[:, 1::2] = folded[:, :even], folded[:, even:].flip(1)
+    return runs
+
+
+def _turns(runs: Tensor) -> Tensor:
+    """Factor of each coefficient, complex [length]: a turn by −π k / (2 length), and the norm."""
+    made: Tensor = _turns_of(runs.shape[1], runs.dtype, runs.device)
+    return made
+
+
+@lru_cache(maxsize=256)
+def _turns_of(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    angle = torch.arange(length, dtype=torch.float64) * (-math.pi / (2 * length))
+    norm = torch.full((length,), math.sqrt(2 / length), dtype=torch.float64)
+    norm[0] = math.sqrt(1 / length)
+    complex_dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
+    return torch.polar(norm, angle).to(device=device, dtype=complex_dtype)

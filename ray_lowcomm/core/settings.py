@@ -272,7 +272,7 @@ class FleetSettings:
         for name, amount in self.resources_per_replica.items():
             if not 0 <= amount < math.inf:
                 raise SettingError(f"fleet.resources_per_replica.{name}", amount, "must be 0 or greater")
-        if self.elastic and not any(self.resources_per_replica.values()):
+        if self.transport == "ray" and not any(self.resources_per_replica.values()):
             allowed = "must be more than 0 of something, or a fleet cannot grow with the cluster"
             raise SettingError("fleet.resources_per_replica", self.resources_per_replica, allowed)
         total = sum(cohort.replicas for cohort in self.cohorts)

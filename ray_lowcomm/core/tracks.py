@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from ray_lowcomm.core import optimizer_state
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.layout import Layout
+from ray_lowcomm.core.memory import uninitialised
 from ray_lowcomm.core.names import trainable_parameters, work_dtype
 
 PARAMS, GRADS = "params", "grads"
@@ -66,7 +67,7 @@ class Tracks:
 
     def below(self, flat: Tensor) -> Tensor:
         """A new flat vector [n]: `flat` minus the parameters."""
-        out = torch.empty_like(flat)
+        out = uninitialised(flat)
         for i, (p, of, to) in enumerate(
             zip(self._tensors, self.layout.split(flat), self.layout.split(out), strict=True)
         ):

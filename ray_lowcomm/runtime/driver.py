@@ -25,14 +25,12 @@ TRAINER_GONE_S = 120.0
 
 @dataclass(frozen=True)
 class Attachment:
-    """A replica's process: its actor, its pid, its node's id, and the placement group it runs in (None in somebody
-    else's)."""
+    """A replica's process: its actor, its pid, its node's id."""
 
     token: str
     handle: Any
     pid: int
     node: str
-    placement_group: Any
 
 
 class Driver:
@@ -49,7 +47,6 @@ class Driver:
         self._joined: dict[int, str] = {}  # token of the process that has joined last
         self._gone: set[str] = set()  # tokens of processes that Ray has given up for good
         self._pids: dict[int, list[int]] = {}
-        self._groups: dict[int, dict[str, Any]] = {}
         self._events: list[Event] = []
         self._handled = 0  # events that the trainer has dealt with
         self._in_step, self._recorded = in_step, 0  # so many events up to the last round
@@ -68,13 +65,10 @@ class Driver:
 
     # ---- replicas -------------------------------------------------------------------------------------------------
 
-    async def attach(self, member: int, cohort: int, attachment: Attachment) -> None:
+    async def attach(self, member: int, attachment: Attachment) -> None:
         """A replica's process is there and is watched from now on."""
         self._attached[member] = attachment
         self._pids.setdefault(member, []).append(attachment.pid)
-        if attachment.placement_group is not None:
-            group = attachment.placement_group
-            self._groups.setdefault(cohort, {})[group.id.hex()] = group
         self._spawn(self._watch(member, attachment))
 
     async def request(self, request: m.Request, token: str) -> m.Answer:
@@ -140,10 +134,6 @@ class Driver:
     async def pids(self) -> dict[int, list[int]]:
         """Process ids of each replica, one a start."""
         return self._pids
-
-    async def placement_groups(self, cohort: int) -> list[Any]:
-        """Placement groups in which replicas of a cohort have run."""
-        return list(self._groups.get(cohort, {}).values())
 
     # ---- inside ---------------------------------------------------------------------------------------------------
 

@@ -2,51 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import ray
+from typing import Any
 
 from ray_lowcomm.core.settings import CohortSettings, FleetSettings
 from ray_lowcomm.engine.book import Event
 from ray_lowcomm.runtime.cohort import Cohort
+from ray_lowcomm.runtime.groups import Groups
 from ray_lowcomm.runtime.ray_private import Place
 
-AT_ONCE_S = 0.5
 TEND_S = 1.0  # rounds may be much faster
-
-
-class Groups(Protocol):
-    """Placement groups: how room is asked for. What waits is what an autoscaler sees as demand."""
-
-    def ask(self, each: Mapping[str, float], label_selector: Mapping[str, str]) -> Any:
-        """Ask for one bundle; returns the group, whose room may come at any time."""
-        ...
-
-    def ready(self) -> set[Any]:
-        """Ids of the groups that have their room; one whose node dies is ready no more."""
-        ...
-
-    def remove(self, group: Any) -> None:
-        """Give the room back, or ask no more."""
-
-
-class RayGroups:
-    """Ray's placement groups. They go with this process, whatever becomes of it."""
-
-    def ask(self, each: Mapping[str, float], label_selector: Mapping[str, str]) -> Any:
-        """See `Groups`."""
-        bundle = {name: amount for name, amount in each.items() if amount > 0}
-        selectors = [dict(label_selector)] if label_selector else None
-        return ray.util.placement_group([bundle], bundle_label_selector=selectors)
-
-    def ready(self) -> set[Any]:
-        """See `Groups`."""
-        table = ray.util.placement_group_table()
-        return {key for key, group in table.items() if group["state"] == "CREATED"}
-
-    def remove(self, group: Any) -> None:
-        """See `Groups`."""
-        ray.util.remove_placement_group(group)
 
 
 @dataclass
@@ -76,10 +40,10 @@ class ElasticCohorts:
         fleet: FleetSettings,
         start: Callable[[int, Place], Cohort],
         notice: Callable[[str], None],
-        groups: Groups | None = None,
+        groups: Groups,
     ) -> None:
         self._fleet, self._start, self._notice = fleet, start, notice
-        self._groups: Groups = groups or RayGroups()
+        self._groups = groups
         settings = fleet.cohorts or (CohortSettings(replicas=fleet.max_replicas),)
         selectors = [cohort.label_selector for cohort in settings for _ in range(cohort.replicas)]
         self._slots = [Slot(index, selector) for index, selector in enumerate(selectors)]
@@ -108,8 +72,6 @@ class ElasticCohorts:
             return
         self._next = now + TEND_S
         self._ending = [cohort for cohort in self._ending if cohort.running]
-        for cohort in self._ending:  # one whose controller was only just being started was missed
-            cohort.cut(AT_ONCE_S)
         ready = self._groups.ready()
         for slot in self._slots:
             self._tend(slot, slot.group is not None and slot.group.id.hex() in ready, now)
@@ -157,7 +119,7 @@ class ElasticCohorts:
 
     def _free(self, slot: Slot) -> None:
         if slot.cohort is not None and slot.cohort.running:
-            slot.cohort.cut(AT_ONCE_S)
+            slot.cohort.cut()
             self._ending.append(slot.cohort)
         if slot.group is not None:
             self._groups.remove(slot.group)

@@ -18,6 +18,7 @@ from ray_lowcomm.runtime.cluster import check_room
 from ray_lowcomm.runtime.cohort import Cohort
 from ray_lowcomm.runtime.driver import Driver
 from ray_lowcomm.runtime.elastic import ElasticCohorts
+from ray_lowcomm.runtime.groups import RayGroups
 from ray_lowcomm.runtime.ray_private import Place, beside_this_process
 from ray_lowcomm.runtime.worker import WorkerPlan
 
@@ -49,6 +50,7 @@ class RayFleet:
         options = beside_this_process() | {"max_concurrency": 1000}
         self._driver: Any = ray.remote(Driver).options(**options).remote(plan, in_step)
         self._cohorts: list[Cohort] = []
+        self._groups, self._own = RayGroups(), list[Any]()  # placement groups that this fleet has asked for
         self._elastic: ElasticCohorts | None = None
         self._seen = 0
         self._stopping = False
@@ -88,17 +90,29 @@ class RayFleet:
 
         def start_one(index: int, place: Place) -> Cohort:
             worker = WorkerPlan(self._driver, train, self._spec, self._id, index, index)
-            return Cohort(worker, CohortSettings(), fleet, storage, place)
+            return Cohort(worker, 1, fleet, storage, place)
 
         if fleet.elastic and self._place is None:
-            self._elastic = ElasticCohorts(fleet, start_one, self._say)
+            self._elastic = ElasticCohorts(fleet, start_one, self._say, self._groups)
             return
         first = 0
         for number, cohort in enumerate(fleet.cohorts or (CohortSettings(replicas=fleet.max_replicas),)):
             worker = WorkerPlan(self._driver, train, self._spec, self._id, number, first)
-            place = self._place and Place(self._place.group, self._place.first + first)
-            self._cohorts.append(Cohort(worker, cohort, fleet, storage, place))
+            self._cohorts.append(Cohort(worker, cohort.replicas, fleet, storage, self._place_of(cohort, first)))
             first += cohort.replicas
+
+    def _place_of(self, cohort: CohortSettings, first: int) -> Place:
+        if self._place is not None:
+            return Place(self._place.group, self._place.first + first)
+        group = self._groups.ask(self._plan.fleet.resources_per_replica, cohort.label_selector, cohort.replicas)
+        self._own.append(group)
+        return Place(group)
+
+    def _free(self) -> None:
+        if self._elastic is not None:
+            self._elastic.give_back()
+        for group in self._own:
+            self._groups.remove(group)
 
     def _all_cohorts(self) -> list[Cohort]:
         return self._cohorts if self._elastic is None else self._elastic.cohorts()
@@ -129,20 +143,18 @@ class RayFleet:
 
     def _cut(self) -> None:
         """Stopped from outside: a moment for replicas to leave, then all of it goes at once and is not waited for."""
-        deadline, answer_s = time.monotonic() + CUT_S, CUT_S
+        deadline = time.monotonic() + CUT_S
         try:
             ray.get(self._driver.stop.remote("stopped from outside"), timeout=CUT_S)
             while (left := deadline - time.monotonic()) > 0 and not self._follow(left, 2 * CUT_S):
                 pass
             self.summary = dict(ray.get(self._driver.summary.remote(), timeout=CUT_S))
         except (GetTimeoutError, RayError) as error:
-            answer_s = 0.0
             self._say(f"the driver did not say how far the run has come: {type(error).__name__}")
         finally:
             for cohort in self._all_cohorts():
-                cohort.cut(answer_s)
-            if self._elastic is not None:
-                self._elastic.give_back()
+                cohort.cut()
+            self._free()
             ray.kill(self._driver)
             if "://" not in self._plan.directory:  # a store that is slow would cost the summary
                 self._delete_train_folder()
@@ -150,9 +162,9 @@ class RayFleet:
     def _end(self) -> None:
         """End all cohorts together, then the driver; nothing stays behind."""
         leave_s, problems = LEAVE_S, []
-        if self._elastic is not None:
-            self._elastic.ask_no_more()
         try:
+            if self._elastic is not None:
+                self._elastic.ask_no_more()
             ray.get(self._driver.stop.remote("the run is over"), timeout=CALL_TIMEOUT_S)
             self.summary = dict(ray.get(self._driver.summary.remote(), timeout=CALL_TIMEOUT_S))
         except (GetTimeoutError, RayError) as error:
@@ -160,12 +172,11 @@ class RayFleet:
             problems.append(type(error).__name__)
         deadline = time.monotonic() + leave_s
         for cohort in self._all_cohorts():
-            try:
-                cohort.end(max(0.0, deadline - time.monotonic()))
-            except (GetTimeoutError, RayError) as error:
-                problems.append(f"cohort {cohort.number}: {type(error).__name__}")
-        if self._elastic is not None:
-            self._elastic.give_back()
+            cohort.end(max(0.0, deadline - time.monotonic()))
+        try:
+            self._free()
+        except RayError as error:
+            problems.append(f"placement groups: {type(error).__name__}")
         ray.kill(self._driver)
         self._delete_train_folder()
         if problems:

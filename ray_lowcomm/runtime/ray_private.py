@@ -48,9 +48,12 @@ class CohortBackend(Backend):
 
 
 class CohortConfig(BackendConfig):
-    """Backend configuration of one cohort. Without a `place` Ray Train makes a placement group of its own."""
+    """Backend configuration of one cohort.
 
-    def __init__(self, place: Place | None = None) -> None:
+    Of a placement group of Ray Train's own nobody would know while it waits for room, and it outlives its controller.
+    """
+
+    def __init__(self, place: Place) -> None:
         self.place = place
 
     @property
@@ -67,25 +70,22 @@ class BorrowedGroup(DefaultPlacementGroupHandle):
 
 
 class CohortWorkers(WorkerGroup):
-    """Workers in the cohort's `Place`, if it has one."""
+    """Workers in the cohort's `Place`."""
 
     def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> Any:
-        place = self._place()
-        if place is None:
-            return super()._create_placement_group(scaling_config, worker_group_context)
-        return BorrowedGroup(place.group)
+        return BorrowedGroup(self._place().group)
 
     def _create_workers(self, *given: Any, **named: Any) -> list[Any]:
         place = self._place()
         # a start names no bundles, and passes the number of workers first; a replacement takes its predecessors'
-        if place is not None and named.get("placement_group_bundle_indices") is None:
+        if named.get("placement_group_bundle_indices") is None:
             named["placement_group_bundle_indices"] = [place.first + rank for rank in range(given[0])]
         workers: list[Any] = super()._create_workers(*given, **named)
         return workers
 
-    def _place(self) -> Place | None:
+    def _place(self) -> Place:
         config: Any = self._train_run_context.backend_config
-        place: Place | None = config.place
+        place: Place = config.place
         return place
 
 
@@ -115,13 +115,20 @@ class CohortController(TrainController):
 
 
 class CohortTrainer(DataParallelTrainer):
-    """Ray Train without the callbacks that harm here. `controller` is the handle of its controller once it runs.
+    """Ray Train without the callbacks that harm here.
 
     PlacementGroupCleaner asks whatever API server the environment names: with none it stalls every stop by 12 s, with
-    another cluster's it takes a live run for dead and removes its placement group. `Cohort` frees groups itself.
+    another cluster's it takes a live run for dead and removes its placement group. Placement groups are ours anyway.
     """
 
-    controller: Any = None
+    _controller: Any = None
+    _over = False
+
+    def end(self) -> None:
+        """Kill the controller, and its workers with it; one that is only being started dies as soon as it is there."""
+        self._over = True
+        if self._controller is not None:
+            ray.kill(self._controller)
 
     def _create_default_callbacks(self) -> list[Any]:
         unwanted = {"PlacementGroupCleanerCallback", "DatasetsCallback"}
@@ -132,9 +139,11 @@ class CohortTrainer(DataParallelTrainer):
         environment = {"RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0", **get_env_vars_to_propagate()}
         options = beside_this_process() | {"runtime_env": {"env_vars": environment}}
         parts["scaling_policy"] = CohortScaling(parts["scaling_policy"].scaling_config)
-        self.controller = ray.remote(CohortController).options(**options).remote(**parts)
-        ray.get(self.controller.run.remote())
-        return ray.get(self.controller.get_result.remote())
+        self._controller = ray.remote(CohortController).options(**options).remote(**parts)
+        if self._over:
+            ray.kill(self._controller)
+        ray.get(self._controller.run.remote())
+        return ray.get(self._controller.get_result.remote())
 
 
 def beside_this_process() -> dict[str, Any]:

@@ -43,9 +43,8 @@ def live(plan: WorkerPlan, member: int) -> None:
         handle=ray.get_runtime_context().current_actor,
         pid=os.getpid(),
         node=ray.get_runtime_context().get_node_id(),
-        placement_group=ray.util.get_current_placement_group(),
     )
-    ray.get(plan.driver.attach.remote(member, plan.cohort, attachment), timeout=ATTACH_TIMEOUT_S)
+    ray.get(plan.driver.attach.remote(member, attachment), timeout=ATTACH_TIMEOUT_S)
     channel = RayChannel(plan.driver, attachment.token)
     device = torch.device("cuda", 0) if ray.get_gpu_ids() and torch.cuda.is_available() else torch.device("cpu")
     transport = RayTransport(plan.run_id, channel, member, nccl=plan.spec.fleet.collective == "nccl")

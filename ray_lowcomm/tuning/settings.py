@@ -80,6 +80,9 @@ class SweepConfig(_Registry, TrainConfig):
         if self.scheduler == "pbt" and self.search not in (None, "random"):
             allowed = "pbt changes settings in the middle of a trial, which no searcher learns from: must be random"
             raise SettingError("search", self.search, allowed)
+        if self.scheduler == "pbt" and self.max_concurrent is not None:
+            allowed = "pbt compares trials that are alive together, which take turns where room is scarce: must be null"
+            raise SettingError("max_concurrent", self.max_concurrent, allowed)
         if self.scheduler == "pbt" and self.objective == "bytes_up":
             allowed = "pbt changes outer_lr and residual_decay, which no byte depends on: use asha or none"
             raise SettingError("scheduler", self.scheduler, allowed)

@@ -78,7 +78,7 @@ def encode(sets: Sequence[Tensor], elements: Sequence[int]) -> CodedSets:
     ones = (torch.cat(quotients).add_(1).cumsum(0) if quotients else torch.empty(0, dtype=torch.int64)).to(device)
     length = int(ones[-1]) if len(ones) else 0
     bits = torch.zeros(length, dtype=torch.uint8, device=device)
-    bits[ones - 1] = 1
+    bits.index_fill_(0, ones.sub_(1), 1)
     return CodedSets(tuple(moduli), tuple(streams), pack(bits, 1), length)
 
 
@@ -110,7 +110,7 @@ def decode(reader: Reader, moduli: Sequence[int], unary_bits: int, shapes: Seque
 
 
 def _ones(bits: Tensor) -> Tensor:
-    """Positions, int64, of what is set in bits, uint8 of 0 and 1."""
+    """Positions, int64, of what is set in bits, bool or uint8 of 0 and 1."""
     if bits.device.type == "cpu":  # numpy is four times faster
         return torch.from_numpy(np.flatnonzero(bits.view(torch.bool).numpy()))
     return bits.nonzero().view(-1)
@@ -171,12 +171,10 @@ def _remainder_streams(remainder: Tensor, modulus: int) -> tuple[Tensor, Tensor]
         empty = torch.empty(0, dtype=torch.uint8, device=remainder.device)
         return empty, empty
     short = (1 << width) - modulus
-    long = remainder >= short
     shifted = remainder + short
-    return (
-        pack(torch.where(long, shifted >> 1, remainder), width - 1),
-        pack(shifted[long] & 1, 1),
-    )
+    last = shifted[_ones(remainder >= short)] & 1
+    # half of it is the smaller of the two exactly where the remainder is not short
+    return pack(torch.minimum(remainder, shifted >> 1), width - 1), pack(last, 1)
 
 
 def _read_remainders(reader: Reader, modulus: int, count: int) -> Tensor:
@@ -186,7 +184,6 @@ def _read_remainders(reader: Reader, modulus: int, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.int64, device=reader.device)
     short = (1 << width) - modulus
     base = reader.numbers(count, width - 1, "the remainders of the indices").to(torch.int64)
-    long = base >= short
-    extra = reader.numbers(int(long.sum()), 1, "the remainders' last bits").to(torch.int64)
-    last = torch.zeros_like(base).masked_scatter_(long, extra)
-    return torch.where(long, base * 2 - short + last, base)
+    long = _ones(base >= short)
+    extra = reader.numbers(len(long), 1, "the remainders' last bits").to(torch.int64)
+    return torch.maximum(base, base * 2 - short).index_add_(0, long, extra)

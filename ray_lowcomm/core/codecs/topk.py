@@ -47,7 +47,7 @@ from ray_lowcomm.core.errors import PayloadError, SettingError
 from ray_lowcomm.core.guards import all_finite
 
 Reduce = Literal["replicas", "senders"]
-SLAB = {"cpu": 1 << 19, "cuda": 1 << 26}  # elements worked on at once: a processor's cache; many for a GPU
+SLAB = {"cpu": 1 << 19, "cuda": 1 << 23}  # elements worked on at once: a processor's cache; many for a GPU
 
 
 RAW = ValueFormat()
@@ -221,12 +221,12 @@ class TopK:
             total = _rows(room[0], slab).zero_()
             senders = None
             if reduce == "senders" and self.cuts[number].sparse:
-                senders = _rows(room[1], slab).zero_()
+                senders = _rows(room[3], slab).zero_()
             for message, weight in zip(messages, weights, strict=True):
                 _accumulate(total, senders, message, (number, slab), weight)
             if senders is not None:
                 total.div_(senders.masked_fill_(senders == 0, 1.0))
-            slab.scatter(self._elements(number, slab, total, room[1:]), flat)
+            slab.scatter(self._elements(number, slab, total, room[1:3]), flat)
         return flat
 
     def add_(self, flat: Tensor, kept: Kept, weight: float) -> None:
@@ -237,7 +237,7 @@ class TopK:
                 continue
             total = _rows(room[0], slab).zero_()
             _accumulate(total, None, kept, (number, slab), 1.0)
-            slab.add(self._elements(number, slab, total, room[1:]), flat, weight)
+            slab.add(self._elements(number, slab, total, room[1:3]), flat, weight)
         for number, (cut, indices) in enumerate(zip(self.cuts, kept.indices, strict=True)):
             if indices is not None and not self.transform:
                 positions = cut.group.positions(indices, self._places[number]).view(-1)
@@ -255,13 +255,13 @@ class TopK:
         for number, slab, room in self._rooms(flat):
             if not self.cuts[number].sparse:
                 continue
-            batch = slab.gather(flat, room[0])
-            if self.transform:
-                _must_be_finite(batch)
-                batch.copy_(dct(batch, room[1:]))
-            rows = batch.view(len(batch), -1)
-            problem = "the values to be sent overflow when they are transformed" if self.transform else NOT_FINITE
-            indices = largest(rows, self.cuts[number].kept, problem, room[1:])
+            chunks = slab.gather(flat, room[0])
+            rows = (dct(chunks, room[1:3]) if self.transform else chunks).view(len(chunks), -1)
+            try:
+                indices = largest(rows, self.cuts[number].kept, "the values to be sent overflow", room[3:])
+            except PayloadError:
+                _must_be_finite(chunks)  # else it is the transform that is too much for them
+                raise
             found.setdefault(number, []).append((indices, rows.gather(1, indices)))
             rest += float(rows.scatter_(1, indices, 0.0).norm()) ** 2
         chosen: list[Tensor | None] = []
@@ -278,21 +278,23 @@ class TopK:
         return tuple(chosen), parts, rest
 
     def _rooms(self, flat: Tensor) -> Iterator[tuple[int, Slab, Tensor]]:
-        """(number of the group, slab, room for three copies of its chunks), slab by slab.
+        """(number of the group, slab, room for five copies of its chunks), slab by slab.
 
         The room is the same for all slabs: fresh memory costs more than what is done in it.
         """
         slabs = [(number, slab) for number, slabs in enumerate(self._slabs) for slab in slabs]
         sizes = [(slab.stop - slab.start) * math.prod(slab.shape) for _, slab in slabs]
-        room = flat.new_empty(3, max(sizes, default=0))
+        room = flat.new_empty(5, max(sizes, default=0))
         for number, slab in slabs:
             yield number, slab, room
 
     def _check_decoded(self, kept: Kept, problem: str) -> None:
-        """No sum of a chunk's magnitudes may overflow: nothing that a transform makes of them can be larger."""
+        """No sum that a transform makes on its way may overflow; 2 √c Σ|v| is above all of them, also inside an FFT."""
         for number, cut in enumerate(self.cuts):
-            if cut.sparse and self.transform and not all_finite(kept.values.decode(number).abs().sum(1)):
-                raise PayloadError(problem)
+            if cut.sparse and self.transform:
+                sums = kept.values.decode(number).abs().sum(1)
+                if not all_finite(sums.mul_(2 * math.sqrt(cut.group.elements))):
+                    raise PayloadError(problem)
 
 
 def _rows(room: Tensor, slab: Slab) -> Tensor:

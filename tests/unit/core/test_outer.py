@@ -31,6 +31,19 @@ def test_five_steps_equal_torch_sgd(outer: OuterOptimizer) -> None:
         torch.testing.assert_close(anchor, reference.data, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("outer", [*KINDS, OuterOptimizer("none")], ids=str)
+def test_a_step_is_the_rate_times_its_direction(outer: OuterOptimizer) -> None:
+    generator = torch.Generator().manual_seed(1)
+    anchor = torch.randn(50, generator=generator)
+    moved, momentum, twin = anchor.clone(), outer.start(anchor), outer.start(anchor)
+    for _ in range(3):
+        pseudo_gradient = torch.randn(50, generator=generator)
+        outer.step(anchor, pseudo_gradient, momentum)
+        moved.sub_(outer.direction_(pseudo_gradient, twin), alpha=outer.rate)
+        assert torch.equal(anchor, moved)
+    assert momentum is None or torch.equal(momentum, twin)
+
+
 def test_first_nesterov_step_is_one_plus_momentum_times_the_gradient() -> None:
     outer = OuterOptimizer("nesterov", 0.7, 0.9)
     anchor = torch.tensor([1.0])

@@ -37,6 +37,33 @@ def test_reading_copies() -> None:
     assert torch.equal(model.weight, before)
 
 
+class _Mixed(nn.Module):
+    """Parameters that are read in different ways: with a master, not contiguous, without elements, and plain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low = nn.Parameter(torch.linspace(-1, 1, 6, dtype=torch.bfloat16))
+        self.turned = nn.Parameter(torch.arange(6.0).view(2, 3).T)
+        self.empty, self.plain = nn.Parameter(torch.ones(0)), nn.Parameter(torch.tensor(0.5))
+
+
+def test_below_is_the_difference_and_add_the_sum_of_what_is_read() -> None:
+    model = _Mixed()
+    tracks = Tracks(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    flat = torch.linspace(0.1, 0.7, 13)
+    tracks.write(PARAMS, flat)  # masters get digits that bfloat16 does not hold
+    other = torch.linspace(-3, 5, 13)
+    difference = tracks.below(other)
+    assert torch.equal(difference, other - tracks.read(PARAMS))
+    difference.zero_()
+    assert torch.equal(tracks.read(PARAMS), flat)  # it was a copy
+    for alpha in (1.0, -0.25):
+        expected = tracks.read(PARAMS).add(other, alpha=alpha)
+        tracks.add(other, alpha)
+        assert torch.equal(tracks.read(PARAMS), expected)
+        assert torch.equal(model.low.detach(), expected[:6].bfloat16())
+
+
 def test_rounding_at_the_load_never_looks_like_training() -> None:
     model, tracks = _single(1.0)
     values = torch.tensor([1.0001, 0.99999, -3.0000003])

@@ -23,7 +23,7 @@ class Process:
     def __init__(self, token, node="here"):
         self.trouble = None
         handle = SimpleNamespace(__ray_ready__=SimpleNamespace(remote=self._ping))
-        self.attachment = Attachment(token, handle, 7, node, None)
+        self.attachment = Attachment(token, handle, 7, node)
 
     async def _ping(self):
         if self.trouble is not None:
@@ -49,7 +49,7 @@ class Room:
 
     async def begin(self):
         for member, process in enumerate(self.processes):
-            await self.driver.attach(member, 0, process.attachment)
+            await self.driver.attach(member, process.attachment)
         asked = [asyncio.ensure_future(self.driver.request(join(i), f"first {i}")) for i in range(2)]
         return await asyncio.gather(*asked)
 
@@ -121,7 +121,7 @@ def test_a_successor_takes_the_place_of_a_process_that_does_not_know(tmp_path):
     async def scenario():
         room = Room(tmp_path)
         await room.begin()
-        await room.driver.attach(1, 0, Process("second 1").attachment)
+        await room.driver.attach(1, Process("second 1").attachment)
         assert isinstance(await room.driver.request(join(1), "first 1"), m.Stop)
         assert room.state(1) is MemberState.TRAINING  # nobody has missed it yet
 
@@ -134,7 +134,7 @@ def test_death_before_joining_is_counted_once(tmp_path):
         for number in (1, 2):
             process = Process(f"early {number}")
             process.trouble = ActorUnavailableError("not yet", None)
-            await room.driver.attach(0, 0, process.attachment)
+            await room.driver.attach(0, process.attachment)
             await asyncio.sleep(0.1)
             process.trouble = ActorDiedError()
             await room.until(lambda: f"early {number}" in room.driver._gone)  # noqa: B023

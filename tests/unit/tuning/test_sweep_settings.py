@@ -40,6 +40,8 @@ def test_population_based_training_goes_with_random_and_a_loss():
     assert load().drawn_by == "tpe"
     with pytest.raises(ConfigError, match="search = 'tpe': pbt changes settings in the middle of a trial"):
         load("--scheduler", "pbt", "--search", "tpe")
+    with pytest.raises(ConfigError, match="max_concurrent = 2: pbt compares trials that are alive together"):
+        load("--scheduler", "pbt", "--max-concurrent", "2")
     with pytest.raises(ConfigError, match="no byte depends on"):
         load("--scheduler", "pbt", "--objective", "bytes_up")
 

@@ -1,0 +1,17 @@
+"""Integer division by way of float64, against torch's own."""
+
+import pytest
+import torch
+
+from ray_lowcomm.core.integers import divided
+
+
+@pytest.mark.parametrize("divisor", [1, 2, 3, 7, 44, 64, 4095, 1_000_003, 20_083_228])
+def test_quotients_are_exact_up_to_2_to_the_50(divisor: int) -> None:
+    generator = torch.Generator().manual_seed(divisor)
+    random = torch.randint(0, 2**50, (20_000,), generator=generator)
+    multiples = random // divisor * divisor
+    for numbers in (torch.arange(3000), random, multiples, (multiples - 1).clamp(min=0)):
+        got = divided(numbers, divisor)
+        assert got.dtype == torch.int64
+        assert torch.equal(got, numbers.div(divisor, rounding_mode="floor"))
