@@ -156,36 +156,42 @@ def _run(plan: Plan, directory: str, show: Show) -> None:
 
 
 def _tune(plan: Plan, directory: str, watch: Watch) -> None:
-    prepare_tune_environment()
     config = plan.config
     # population based training copies checkpoints of others, which must not be gone by then
     keep = 6 if config.scheduler == "pbt" else 2
     resume = config.resume and has_state(directory)
     if resume:
         watch.expect_state()
-    tune.run(
-        trainable(plan.base, plan.space, directory),
-        name=TUNE_FOLDER,
-        storage_path=directory,
-        config=dict(plan.domains),
-        num_samples=plan.drawing.num_samples,
-        search_alg=plan.drawing.algorithm,
-        scheduler=plan.scheduler,
-        max_concurrent_trials=plan.drawing.max_concurrent,
-        time_budget_s=config.time_budget,
-        checkpoint_config=CheckpointConfig(checkpoint_frequency=config.checkpoint.every, num_to_keep=keep),
-        callbacks=[watch],
-        trial_dirname_creator=lambda trial: trial.trial_id,
-        resume_config=ResumeConfig() if resume else None,
-        raise_on_failed_trial=False,
-        verbose=0,
-    )
+    with tune_environment():
+        tune.run(
+            trainable(plan.base, plan.space, directory),
+            name=TUNE_FOLDER,
+            storage_path=directory,
+            config=dict(plan.domains),
+            num_samples=plan.drawing.num_samples,
+            search_alg=plan.drawing.algorithm,
+            scheduler=plan.scheduler,
+            max_concurrent_trials=plan.drawing.max_concurrent,
+            time_budget_s=config.time_budget,
+            checkpoint_config=CheckpointConfig(checkpoint_frequency=config.checkpoint.every, num_to_keep=keep),
+            callbacks=[watch],
+            trial_dirname_creator=lambda trial: trial.trial_id,
+            resume_config=ResumeConfig() if resume else None,
+            raise_on_failed_trial=False,
+            verbose=0,
+        )
 
 
-def prepare_tune_environment() -> None:
-    """Set Tune's own settings where the user has not."""
-    for name, value in TUNE_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+@contextmanager
+def tune_environment() -> Iterator[None]:
+    """Context in which Tune's own settings are set where the user has not."""
+    ours = {name: value for name, value in TUNE_ENVIRONMENT.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 @contextmanager

@@ -8,18 +8,23 @@ from ray_lowcomm.config import ConfigError, TrainConfig
 from ray_lowcomm.config_help import problem_lines
 from ray_lowcomm.config_sources import Source, merge
 from ray_lowcomm.core.errors import LowCommError, SettingError
+from ray_lowcomm.strategies import ALGORITHMS
 from ray_lowcomm.tuning.space import Fields, Sample, Space
 
 
 def overlay(base: TrainConfig, fields: Fields) -> TrainConfig:
     """`base` with `fields` (dotted names) laid over it, checked like any configuration.
 
-    Of a subclass of `TrainConfig` only the sections of `TrainConfig` are kept.
+    Of a subclass of `TrainConfig` only the sections of `TrainConfig` are kept. Where `fields` name a strategy, what
+    `base` sets of a strategy holds as far as that one takes it.
 
     Raises:
         ConfigError: it is no valid configuration; one line.
     """
     values = {name: value for name, value in base.model_dump().items() if name in TrainConfig.model_fields}
+    taken = ALGORITHMS.get(str(fields.get("strategy.name")))
+    if taken is not None:
+        values["strategy"] = {name: value for name, value in values["strategy"].items() if name in taken.defaults}
     over: dict[str, Any] = {}
     for name, value in fields.items():
         over = merge(over, _nested(name, plain(value)))

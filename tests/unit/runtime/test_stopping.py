@@ -8,6 +8,8 @@ import pytest
 
 from ray_lowcomm.runtime.stopping import sigterm_interrupts
 
+pytestmark = pytest.mark.usefixtures("signals_of_a_new_process")
+
 
 def test_sigterm_is_a_keyboard_interrupt_inside_and_nothing_of_ours_outside():
     def stopped():

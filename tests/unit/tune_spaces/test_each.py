@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from ray_lowcomm.config import TrainConfig
+from ray_lowcomm.config import ConfigError, TrainConfig
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.schedule import half_life
 from ray_lowcomm.core.settings import CohortSettings, Fault, FleetSettings, InnerSettings, StrategySettings
@@ -199,8 +199,12 @@ def test_a_space_travels_to_other_processes():
     assert pickle.loads(pickle.dumps(space)).refuse(config) == said
 
 
-def test_the_base_of_another_strategy_is_said_to_clash():
-    base = TrainConfig(strategy=StrategySettings(value_bits=16))
-    (sample,) = samples(diloco.SPACE, base, 1)
-    with pytest.raises(Exception, match=r"strategy\.value_bits = 16: is not used by diloco"):
-        overlay(base, diloco.fields(sample))
+def test_of_the_base_a_drawn_strategy_has_what_it_takes():
+    base = TrainConfig(strategy=StrategySettings(topk=32, value_bits=16))
+    drawn = overlay(base, {"strategy.name": "diloco", "strategy.inner_steps": 4}).strategy
+    assert (drawn.name, drawn.inner_steps, drawn.topk, drawn.value_bits) == ("diloco", 4, None, 16)
+
+
+def test_a_field_that_the_drawn_strategy_does_not_take_is_an_error_where_it_was_drawn_too():
+    with pytest.raises(ConfigError, match=r"strategy\.topk = 32: is not used by diloco"):
+        overlay(TrainConfig(), {"strategy.name": "diloco", "strategy.topk": 32})

@@ -4,6 +4,8 @@ import pytest
 
 from ray_lowcomm.tuning.interrupt import interrupts
 
+pytestmark = pytest.mark.usefixtures("signals_of_a_new_process")
+
 
 def tune_handles(asked):
     """What `tune.run` does: its handler puts the one before it back."""
