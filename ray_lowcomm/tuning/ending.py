@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ray_lowcomm.config import flatten
 from ray_lowcomm.core.errors import FleetError
+from ray_lowcomm.runtime.owned_folder import folder_path
 from ray_lowcomm.tracking.mlflow_registry import Registration
 from ray_lowcomm.tracking.mlflow_store import store_of
 from ray_lowcomm.tracking.sweep_mlflow import Ending, SweepLog
@@ -16,7 +17,6 @@ from ray_lowcomm.tuning.results import BEST, REFUSED, TRIALS, Results, best_yaml
 from ray_lowcomm.tuning.screen import Refused
 from ray_lowcomm.tuning.settings import SweepConfig
 from ray_lowcomm.tuning.show import Show
-from ray_lowcomm.tuning.sweep_folder import sweep_path
 from ray_lowcomm.tuning.trials import Trial
 from ray_lowcomm.tuning.watch import Listener
 
@@ -31,7 +31,7 @@ class End:
         self, config: SweepConfig, book: Book, results: Results, show: Show, refused: Sequence[Refused]
     ) -> None:
         self._config, self._book, self._results, self._show, self._refused = config, book, results, show, refused
-        self._path = sweep_path(config.run)
+        self._path = folder_path(config.run)
         run = replace(config.run, resume=config.resume)
         self._store = store_of(config.tracking, run, self._path)
         self._log = SweepLog(self._store, show.say) if self._store else None

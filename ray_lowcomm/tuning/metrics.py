@@ -149,3 +149,9 @@ def _has(trial: Trial, name: str) -> bool:
         return True
     seen = [getattr(point, name) for point in trial.history]
     return any(number is not None and math.isfinite(number) for number in seen)
+
+
+def varied(trials: Sequence[Trial]) -> list[str]:
+    """Names of the settings that differ between trials, in the order of their first use; unset differs from any."""
+    names = list(dict.fromkeys(name for trial in trials for name in trial.params))
+    return [name for name in names if len({repr(trial.params.get(name)) for trial in trials}) > 1]

@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ray_lowcomm.tuning.metrics import Metric, metric, objectives, ranked, setting_text, value
+from ray_lowcomm.tuning.metrics import Metric, metric, objectives, ranked, setting_text, value, varied
 from ray_lowcomm.tuning.screen import Refused
 from ray_lowcomm.tuning.trials import Trial
 
@@ -116,12 +116,6 @@ class Show:
         counts = ", ".join(f"{count} {status}" for status, count in self._counts.items())
         parts = [f"{done} of {self._most} trials done{f' ({counts})' if counts else ''}", *self._running.values()]
         return Text("  |  ".join(parts), no_wrap=True, overflow="ellipsis")
-
-
-def varied(trials: Sequence[Trial]) -> list[str]:
-    """Names of the settings that differ between trials."""
-    names = dict.fromkeys(name for trial in trials for name in trial.params)
-    return [name for name in names if len({str(trial.params.get(name)) for trial in trials}) > 1]
 
 
 def _text(value: Any) -> str:

@@ -17,6 +17,7 @@ from ray.tune.schedulers import TrialScheduler
 from ray_lowcomm.config import TrainConfig, to_yaml
 from ray_lowcomm.core.errors import FleetError, LowCommError
 from ray_lowcomm.runtime.cluster import connect
+from ray_lowcomm.runtime.owned_folder import folder_path
 from ray_lowcomm.tuning.book import Book
 from ray_lowcomm.tuning.draws import random_samples
 from ray_lowcomm.tuning.ending import End
@@ -29,7 +30,7 @@ from ray_lowcomm.tuning.search import Drawing, drawing, most_trials
 from ray_lowcomm.tuning.settings import SweepConfig, base_of
 from ray_lowcomm.tuning.show import Show
 from ray_lowcomm.tuning.space import Space
-from ray_lowcomm.tuning.sweep_folder import SweepFolder, check_unchanged, sweep_path
+from ray_lowcomm.tuning.sweep_folder import SweepFolder, check_unchanged
 from ray_lowcomm.tuning.trainable import check_trial_fits, trainable
 from ray_lowcomm.tuning.trial_config import overlay
 from ray_lowcomm.tuning.tune_state import TUNE_FOLDER, StateCopies, has_state
@@ -84,7 +85,7 @@ def run_sweep(config: SweepConfig, space: Space) -> None:
                 show.say(f"interrupted; go on with: python -m jobs.tune {shlex.join(again)}")
                 raise
     except OSError as error:
-        raise FleetError(f"{sweep_path(config.run)} cannot be written: {error}") from error
+        raise FleetError(f"{folder_path(config.run)} cannot be written: {error}") from error
     finally:
         if connected:
             ray.shutdown()
@@ -95,7 +96,7 @@ def headline(config: SweepConfig, space: Space, most: int) -> str:
     fleet = config.fleet
     judged = "" if config.scheduler == "none" else f", {config.scheduler} on {config.time_attr}"
     each = " ".join(f"{amount:g} {name}" for name, amount in fleet.resources_per_replica.items())
-    what = f"sweep {config.run.name} over {space.name} in {sweep_path(config.run)}"
+    what = f"sweep {config.run.name} over {space.name} in {folder_path(config.run)}"
     size = f"at most {most} trials of {config.inner.steps} steps (--inner.steps)"
     trial = (
         f"each with {fleet.max_replicas} replicas {'in one process ' if fleet.transport == 'local' else ''}of {each}"

@@ -1,18 +1,16 @@
 """A sweep's folder: one process at a time, nothing of an older sweep overwritten, and what a resumed one was told."""
 
-import datetime
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock, Timeout
 
 from ray_lowcomm.config import to_yaml
-from ray_lowcomm.core.errors import FleetError, LowCommError, SettingError
+from ray_lowcomm.core.errors import FleetError, SettingError
 from ray_lowcomm.core.settings import RunSettings
 from ray_lowcomm.engine.storage import Storage
-from ray_lowcomm.runtime.submitted import refuse_temporary
+from ray_lowcomm.runtime.owned_folder import OwnedFolder, folder_path
 from ray_lowcomm.tuning.settings import MAY_CHANGE, SweepConfig
 
 CONFIG = "config.yaml"
@@ -26,68 +24,31 @@ class SweepFolder:
     """
 
     def __init__(self, run: RunSettings, resume: bool) -> None:
-        self.path, self._output_dir, self._resume = sweep_path(run), run.output_dir, resume
-        self._lock = None if "://" in self.path else FileLock(str(Path(self.path).parent / f".{run.name}.lock"))
+        self._folder, self._resume = OwnedFolder(run, "sweep"), resume
+        self.path = self._folder.path
         self.said = ""
 
     def __enter__(self) -> "SweepFolder":
-        if self._lock is not None:
-            refuse_temporary("run.output_dir", self._output_dir, self.path)
-        try:
-            self._acquire()
-            self._look()
-        except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
-            self._release()
-            if isinstance(error, LowCommError):
-                raise
-            reason = " ".join(str(error).split())[:300]
-            raise SettingError("run.output_dir", self.path, f"cannot be used: {reason}") from error
-        except BaseException:
-            self._release()
-            raise
+        self._folder.take(self._look)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._release()
-
-    def _acquire(self) -> None:
-        if self._lock is None:
-            return
-        try:
-            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(timeout=0)
-        except Timeout as error:
-            raise FleetError(
-                f"{self.path} belongs to a sweep or run that is going on: choose another run.name"
-            ) from error
-
-    def _release(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
+        self._folder.release()
 
     def _look(self) -> None:
-        storage = Storage(self.path)
+        storage = self._folder.storage
         if self._resume:
             if not storage.exists(CONFIG):
                 raise FleetError(f"{self.path} has no sweep to resume: run.name and run.output_dir say which is meant")
         elif storage.exists(""):
-            if self._lock is None:
+            if self._folder.remote:
                 raise FleetError(f"{self.path} holds an older sweep: choose another run.name, or go on with --resume")
-            aside = f"{self.path}.{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
-            Path(self.path).rename(aside)
-            self.said = f"an older sweep of this name was moved to {aside}"
-
-
-def sweep_path(run: RunSettings) -> str:
-    """A sweep's folder: a URI, or an absolute path."""
-    if "://" in run.output_dir:
-        return f"{run.output_dir.rstrip('/')}/{run.name}"
-    return str(Path(run.output_dir).expanduser().absolute() / run.name)
+            self.said = self._folder.move_aside()
 
 
 def saved_config(run: RunSettings) -> Path | None:
     """The local file with what a sweep was told when it was begun; None if it is not there."""
-    path = Path(sweep_path(run)) / CONFIG
+    path = Path(folder_path(run)) / CONFIG
     return path if "://" not in run.output_dir and path.is_file() else None
 
 

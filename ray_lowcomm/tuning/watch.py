@@ -114,12 +114,13 @@ def _error_of(trial: Any) -> Any:
     """The exception of a failed trial; Tune keeps it in files only."""
     import ray.cloudpickle as pickle
 
+    reason = "no reason given"
     for path, load in ((trial.pickled_error_file, pickle.load), (trial.error_file, lambda file: file.read().decode())):
         if path is None:
             continue
         try:
             with open(path, "rb") as file:
                 return load(file)
-        except Exception:  # an exception of a module that is not here cannot be unpickled
-            continue
-    return "no reason given"
+        except Exception as error:  # an exception of a module that is not here cannot be unpickled
+            reason = f"its reason cannot be read ({type(error).__name__}: {error})"
+    return reason

@@ -18,7 +18,7 @@ def _layout(*shapes: tuple[int, ...]) -> Layout:
     return Layout(tuple(f"p{i}" for i in range(len(shapes))), shapes)
 
 
-def _check(plan: ChunkPlan) -> None:
+def check_cut(plan: ChunkPlan) -> None:
     flat = torch.arange(float(plan.layout.numel))
     batches = [group.whole.gather(flat) for group in plan.groups]
     assert [tuple(b.shape) for b in batches] == [(g.count, *g.shape) for g in plan.groups]
@@ -60,19 +60,19 @@ def _check_slabs(plan: ChunkPlan, flat: torch.Tensor, limit: int) -> None:
 def test_gather_and_scatter_are_inverse_and_cover_everything(cut, shape, chunk_size: int) -> None:
     if chunk_size == 1 and math.prod(shape) > 20_000:
         pytest.skip("chunks of one element of a large tensor")
-    _check(cut(_layout(shape), chunk_size))
+    check_cut(cut(_layout(shape), chunk_size))
 
 
 @pytest.mark.parametrize("cut", CUTS)
 def test_all_shapes_together_in_one_vector(cut) -> None:
-    _check(cut(_layout(*SHAPES, *SHAPES), 8))
+    check_cut(cut(_layout(*SHAPES, *SHAPES), 8))
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4).map(tuple), max_size=5), st.integers(1, 6))
 @settings(max_examples=50, deadline=None, derandomize=True)
 def test_random_shapes(shapes: list[tuple[int, ...]], chunk_size: int) -> None:
     for cut in CUTS:
-        _check(cut(_layout(*shapes), chunk_size))
+        check_cut(cut(_layout(*shapes), chunk_size))
 
 
 def test_tiles_are_square_runs_are_as_large_and_edges_are_shorter() -> None:
@@ -121,7 +121,7 @@ def test_a_shifted_vector_is_read_right() -> None:
 def test_runs_cut_every_tensor_whatever_its_shape() -> None:
     plan = ChunkPlan.runs(_layout((3, 5), (), (0,), (17,)), 8)
     assert {(g.shape, g.count) for g in plan.groups} == {((8,), 3), ((7,), 1), ((1,), 2)}
-    _check(plan)
+    check_cut(plan)
 
 
 def test_chunks_know_their_tensor() -> None:

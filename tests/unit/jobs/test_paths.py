@@ -80,4 +80,4 @@ def test_a_trainer_refuses_it_too(unpacked):
     from ray_lowcomm.runtime.run_folder import RunFolder
 
     with pytest.raises(SettingError, match=r"run\.output_dir = 'outputs'"):
-        RunFolder(RunSettings())
+        RunFolder(RunSettings()).__enter__()

@@ -3,8 +3,9 @@ import pytest
 from ray_lowcomm.config import load_config, to_yaml
 from ray_lowcomm.core.errors import FleetError, SettingError
 from ray_lowcomm.core.settings import RunSettings
+from ray_lowcomm.runtime.owned_folder import folder_path
 from ray_lowcomm.tuning.settings import SweepConfig, named
-from ray_lowcomm.tuning.sweep_folder import SweepFolder, check_unchanged, saved_config, sweep_path
+from ray_lowcomm.tuning.sweep_folder import SweepFolder, check_unchanged, saved_config
 
 
 def config(*argv):
@@ -33,7 +34,7 @@ def test_one_at_a_time(tmp_path):
     run, _ = begun(tmp_path)
     with (
         SweepFolder(run, resume=True),
-        pytest.raises(FleetError, match="belongs to a sweep or run that is going on"),
+        pytest.raises(FleetError, match="belongs to a run or sweep that is going on"),
         SweepFolder(run, resume=True),
     ):
         pass
@@ -62,7 +63,7 @@ def test_a_place_that_cannot_be(tmp_path):
 def test_an_older_sweep_at_a_uri_is_left_alone(tmp_path):
     run, _ = begun(tmp_path)
     remote = RunSettings(output_dir=tmp_path.as_uri(), name="s")
-    assert sweep_path(remote) == f"{tmp_path.as_uri()}/s"
+    assert folder_path(remote) == f"{tmp_path.as_uri()}/s"
     with pytest.raises(FleetError, match="holds an older sweep"), SweepFolder(remote, resume=False):
         pass
     with SweepFolder(remote, resume=True):

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from ray_lowcomm.tuning.canvas import (
+from ray_lowcomm.tuning.metrics import count, front_of, metric, numbers, value
+from ray_lowcomm.tuning.report.canvas import (
     ACCENT,
     INK,
     MUTED,
@@ -16,9 +17,8 @@ from ray_lowcomm.tuning.canvas import (
     number_label,
     settle,
 )
-from ray_lowcomm.tuning.labels import Array
-from ray_lowcomm.tuning.metrics import count, front_of, metric, numbers, value
-from ray_lowcomm.tuning.scales import byte_scale, loss_scale
+from ray_lowcomm.tuning.report.labels import Array
+from ray_lowcomm.tuning.report.scales import byte_scale, loss_scale
 from ray_lowcomm.tuning.trials import Trial
 
 _MARKERS = {"finished": ("o", ACCENT, ACCENT), "stopped": ("D", "white", WARM), "failed": ("X", MUTED, MUTED)}

@@ -14,9 +14,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.text import Text
 from matplotlib.transforms import ScaledTranslation, Transform
 
-from ray_lowcomm.tuning.canvas import INK, Drawing, figure_of, fit, halo, keep_apart, new_figure, plain
-from ray_lowcomm.tuning.metrics import Metric, best, count, numbers, objectives, ranked, value
-from ray_lowcomm.tuning.scales import UNSET, Scale, byte_scale, loss_scale, result_scale, scale_of
+from ray_lowcomm.tuning.metrics import Metric, best, count, numbers, objectives, ranked, value, varied
+from ray_lowcomm.tuning.report.canvas import INK, Drawing, figure_of, fit, halo, keep_apart, new_figure, plain
+from ray_lowcomm.tuning.report.scales import UNSET, Scale, byte_scale, loss_scale, result_scale, scale_of
 from ray_lowcomm.tuning.trials import Trial
 
 _ROW = 0.8  # inches between two axes
@@ -29,12 +29,6 @@ _UNKNOWN = "#c4c9d1"
 class _Row:
     name: str
     scale: Scale
-
-
-def varied(trials: Sequence[Trial]) -> list[str]:
-    """Names of the settings that differ between trials, in the order of their first use; unset differs from any."""
-    names = list(dict.fromkeys(name for trial in trials for name in trial.params))
-    return [name for name in names if len({repr(trial.params.get(name)) for trial in trials}) > 1]
 
 
 def parallel_figure(trials: Sequence[Trial], objective: str) -> Drawing | str:

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from ray_lowcomm.tuning.canvas import COLOURS, Drawing, label_points, new_figure, number_label, settle
-from ray_lowcomm.tuning.labels import Array
 from ray_lowcomm.tuning.metrics import count, metric, numbers
-from ray_lowcomm.tuning.scales import ByteScale, byte_scale, loss_scale
+from ray_lowcomm.tuning.report.canvas import COLOURS, Drawing, label_points, new_figure, number_label, settle
+from ray_lowcomm.tuning.report.labels import Array
+from ray_lowcomm.tuning.report.scales import ByteScale, byte_scale, loss_scale
 from ray_lowcomm.tuning.trials import Trial
 
 Across = Literal["step", "bytes_up"]

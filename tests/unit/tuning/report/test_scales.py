@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_lowcomm.tuning.scales import UNSET, byte_scale, log_ticks, loss_scale, scale_of
+from ray_lowcomm.tuning.report.scales import UNSET, byte_scale, log_ticks, loss_scale, scale_of
 
 MIB = 1024**2
 SIZES = st.floats(1, 1e14)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from matplotlib.collections import PathCollection
 
-from ray_lowcomm.tuning.canvas import drawing
-from ray_lowcomm.tuning.curve_figure import curve_figure
-from ray_lowcomm.tuning.metrics import front_of, ranked, value
-from ray_lowcomm.tuning.parallel_figure import parallel_figure, varied
-from ray_lowcomm.tuning.pareto_figure import pareto_figure
+from ray_lowcomm.tuning.metrics import front_of, ranked, value, varied
+from ray_lowcomm.tuning.report.canvas import drawing
+from ray_lowcomm.tuning.report.curve_figure import curve_figure
+from ray_lowcomm.tuning.report.parallel_figure import parallel_figure
+from ray_lowcomm.tuning.report.pareto_figure import pareto_figure
 from ray_lowcomm.tuning.trials import Point, Trial
 
-from .fake_trials import metrics_of, sweep
+from ..fake_trials import metrics_of, sweep
 
 
 def drawn(make, *arguments):

@@ -13,7 +13,7 @@ from PIL import Image
 
 from ray_lowcomm.tuning.report import write_report
 
-from .fake_trials import sweep
+from ..fake_trials import sweep
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(

@@ -5,7 +5,6 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ray_lowcomm.tuning.canvas import Drawing
 from ray_lowcomm.tuning.metrics import (
     Metric,
     best,
@@ -18,9 +17,10 @@ from ray_lowcomm.tuning.metrics import (
     ranked,
     setting_text,
     value,
+    varied,
 )
-from ray_lowcomm.tuning.page_style import STYLE
-from ray_lowcomm.tuning.parallel_figure import varied
+from ray_lowcomm.tuning.report.canvas import Drawing
+from ray_lowcomm.tuning.report.page_style import STYLE
 from ray_lowcomm.tuning.trials import Trial
 
 _REASON_LENGTH = 4000  # of a failed trial, characters

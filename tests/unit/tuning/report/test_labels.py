@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_lowcomm.tuning.labels import Room, crossing, leaders_to, overlapping, place
+from ray_lowcomm.tuning.report.labels import Room, crossing, leaders_to, overlapping, place
 
 BOUNDS = np.array([0.0, 0.0, 900.0, 600.0])
 GAP, RADIUS = 9.0, 7.0

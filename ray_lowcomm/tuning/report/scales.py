@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from ray_lowcomm.tuning.labels import Array
 from ray_lowcomm.tuning.metrics import plain_number, setting_text
+from ray_lowcomm.tuning.report.labels import Array
 from ray_lowcomm.tuning.trials import Scalar
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

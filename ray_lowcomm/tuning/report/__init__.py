@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ray_lowcomm.tuning.canvas import Drawing, drawing, png
-from ray_lowcomm.tuning.curve_figure import curve_figure
 from ray_lowcomm.tuning.metrics import loss_name, ranked
-from ray_lowcomm.tuning.page import Picture, html_page
-from ray_lowcomm.tuning.parallel_figure import parallel_figure
-from ray_lowcomm.tuning.pareto_figure import pareto_figure
+from ray_lowcomm.tuning.report.canvas import Drawing, drawing, png
+from ray_lowcomm.tuning.report.curve_figure import curve_figure
+from ray_lowcomm.tuning.report.page import Picture, html_page
+from ray_lowcomm.tuning.report.parallel_figure import parallel_figure
+from ray_lowcomm.tuning.report.pareto_figure import pareto_figure
 from ray_lowcomm.tuning.trials import Trial
 
 PAGE = "report.html"

@@ -14,7 +14,7 @@ from ray_lowcomm.tuning.metrics import best, ranked
 from ray_lowcomm.tuning.report import FIGURES, write_report
 from ray_lowcomm.tuning.trials import Point, Trial
 
-from .fake_trials import sweep
+from ..fake_trials import sweep
 
 
 class Page(HTMLParser):

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.text import Text
 
-from ray_lowcomm.tuning.labels import Array, Room, leaders_to, place
+from ray_lowcomm.tuning.report.labels import Array, Room, leaders_to, place
 from ray_lowcomm.tuning.trials import Trial
 
 WIDTH = 6.0  # inches
