@@ -85,10 +85,18 @@ class OwnCluster:
         return [group for group in groups.values() if group["state"] in states]
 
     def add_node(self, cpus=1):
-        before = set(self.alive())
-        process = self._start([f"--address={self.address}", f"--num-cpus={cpus}"])
-        new = wait_until("a new node", lambda: set(self.alive()) - before)
-        return OwnNode(new.pop(), process)
+        for _ in range(3):  # a raylet that finds a port taken, or the head too busy, gives up
+            before = set(self.alive())
+            process = self._start([f"--address={self.address}", f"--num-cpus={cpus}"])
+            new = self._new_node(process, before)
+            if new:
+                return OwnNode(new.pop(), process)
+        raise AssertionError((self.folder / "log").read_text())
+
+    def _new_node(self, process, before):
+        """Ids of what is new; none if the node's process has ended."""
+        wait_until("a new node", lambda: set(self.alive()) - before or process.poll() is not None)
+        return set(self.alive()) - before
 
     def drain(self, node_id, seconds=600):
         """As before a spot machine is taken back."""

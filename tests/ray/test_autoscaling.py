@@ -126,6 +126,7 @@ def test_when_the_last_node_is_drained_the_run_goes_on_with_the_next(start):
         cluster.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_fixed_fleet_goes_on_when_one_of_its_nodes_dies(by_hand, start):
     here = by_hand.alive()
