@@ -2,10 +2,11 @@
 
 ==========================  ==================  =======================================================================
 `strategy.param_period`     8 … 256             K_x. 16 or 32 for the quality of DDP, 256 in the paper's largest run
-                                                (D2, D3). At least 4 averages a run
+                                                (D2, D3). At least 12 averages a run, or 4 where it is too short
 `exp_avg_ratio`             1, 2, 3, 4, 6       K_u / K_x; 3 is the paper's practical default. Never below 1:
                                                 parameters must not be averaged more rarely than moments (D2)
-`exp_avg_sq_ratio`          1, 3, 6, 8, 12      K_v / K_x; 6 is the paper's default, 8 that of its 1 B run
+`exp_avg_sq_ratio`          1, 3, 6, 8, 12      K_v / K_x; 6 is the paper's default, 8 that of its 1 B run. Of both
+                                                only those with which a moment is averaged in the run at all
 `strategy.outer_optimizer`  none, nesterov      on the parameters: overwrite them by the mean, or step towards it
 `strategy.outer_lr`         0.4 … 1             of nesterov; 1 in the paper (D1)
 `strategy.outer_momentum`   0.3 … 0.9           of nesterov; 0.9 in the paper: with betas as below and K_x = 16 that was
@@ -28,6 +29,7 @@ from ray_lowcomm.tuning.periods import with_rounds
 from ray_lowcomm.tuning.space import Fields, Sample, Space
 
 PARAM_PERIODS = (8, 16, 32, 64, 128, 256)
+EXP_AVG_RATIOS, EXP_AVG_SQ_RATIOS = (1, 2, 3, 4, 6), (1, 3, 6, 8, 12)
 
 
 def domains(base: TrainConfig) -> dict[str, Any]:
@@ -38,10 +40,15 @@ def domains(base: TrainConfig) -> dict[str, Any]:
     """
     if base.inner.optimizer == "sgd":
         raise SettingError("inner.optimizer", "sgd", "must be adamw or adopt: the space desloc sets inner.betas")
+    steps = base.inner.steps
+    periods = with_rounds(PARAM_PERIODS, steps, max(EXP_AVG_SQ_RATIOS))
+    if len(periods) == 1:
+        periods = with_rounds(PARAM_PERIODS, steps)
+    within = steps // max(periods)  # a moment with a longer period would never be averaged
     return {
-        "strategy.param_period": tune.choice(with_rounds(PARAM_PERIODS, base.inner.steps)),
-        "exp_avg_ratio": tune.choice([1, 2, 3, 4, 6]),
-        "exp_avg_sq_ratio": tune.choice([1, 3, 6, 8, 12]),
+        "strategy.param_period": tune.choice(periods),
+        "exp_avg_ratio": tune.choice([ratio for ratio in EXP_AVG_RATIOS if ratio <= max(1, within)]),
+        "exp_avg_sq_ratio": tune.choice([ratio for ratio in EXP_AVG_SQ_RATIOS if ratio <= max(1, within)]),
         "strategy.outer_optimizer": tune.choice(["none", "nesterov"]),
         "strategy.outer_lr": tune.uniform(0.4, 1.0),
         "strategy.outer_momentum": tune.uniform(0.3, 0.9),

@@ -1,7 +1,7 @@
 """What happens to the trials of a sweep, trial by trial: Tune's events in, `Trial` out. Knows no Tune."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ from ray_lowcomm.core.errors import LowCommError
 from ray_lowcomm.tuning.objective import Values, finite
 from ray_lowcomm.tuning.space import Space
 from ray_lowcomm.tuning.trial_config import overlay, plain
-from ray_lowcomm.tuning.trials import Scalar, Status, Trial
+from ray_lowcomm.tuning.trials import Point, Scalar, Status, Trial
 
 _METRICS = {  # name in a result -> name in `Trial.metrics`
     "val_loss": "val_loss",
@@ -39,10 +39,16 @@ class Entry:
 
 
 class Book:
-    """All trials of a sweep by id, in the order of drawing."""
+    """All trials of a sweep by id, in the order of drawing. `rounds_of`: what a trial has written down itself."""
 
-    def __init__(self, base: TrainConfig, space: Space, values: Values) -> None:
-        self._base, self._space, self._values = base, space, values
+    def __init__(
+        self,
+        base: TrainConfig,
+        space: Space,
+        values: Values,
+        rounds_of: Callable[[str], Sequence[Point]] = lambda trial_id: (),
+    ) -> None:
+        self._base, self._space, self._values, self._rounds_of = base, space, values, rounds_of
         self.entries: dict[str, Entry] = {}
 
     def drawn(self, trial_id: str, sample: Mapping[str, Any]) -> None:
@@ -60,7 +66,9 @@ class Book:
         self._values.update(trial_id, result)
         metrics = dict(self.entries[trial_id].metrics)
         for name, ours in _METRICS.items():
-            value = finite(result.get(name))
+            if name not in result:
+                continue
+            value = finite(result[name])
             if value is not None:
                 metrics[ours] = value
             elif ours in metrics:
@@ -74,6 +82,14 @@ class Book:
             return self._update(trial_id, state="finished", reason="")
         place = f" at round {entry.metrics['rounds']:.0f}" if "rounds" in entry.metrics else " before its first round"
         return self._update(trial_id, state="stopped", reason=f"stopped by {stopped_by}{place}")
+
+    def cut(self, trial_id: str, stopped_by: str) -> Trial:
+        """It is over in the middle: what it committed since its last report counts, too."""
+        for point in self._rounds_of(trial_id):
+            if point.round > self.entries[trial_id].metrics.get("rounds", 0):
+                known = {name: value for name, value in asdict(point).items() if value is not None}
+                self.reported(trial_id, known | {"outer_round": point.round})
+        return self.ended(trial_id, stopped_by)
 
     def failed(self, trial_id: str, reason: str) -> Trial:
         """It failed, for this reason."""

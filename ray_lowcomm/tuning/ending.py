@@ -76,7 +76,8 @@ class End:
         self._show.say(f"files: {self._path} ({', '.join(kept)})")
         finished = any(trial.status == "finished" for trial in trials)
         if self._log and not was_stopped:
-            self._log.finish(self._ending(chosen, files, "FINISHED" if finished else "FAILED"))
+            as_asked = finished or (self._config.time_budget is not None and any(t.status == "stopped" for t in trials))
+            self._log.finish(self._ending(chosen, files, "FINISHED" if as_asked else "FAILED"))
         if self._log and self._log.run_id and self._store:
             self._show.say(f"MLflow: {self._store.opened_by}")
         if was_stopped:

@@ -90,7 +90,7 @@ class Results:
 
     def with_history(self, trials: Sequence[Trial]) -> list[Trial]:
         """The trials with their rounds, as far as their run folders have them."""
-        return [replace(trial, history=self._history(trial.trial_id)) for trial in trials]
+        return [replace(trial, history=self.rounds(trial.trial_id)) for trial in trials]
 
     def report(self, trials: Sequence[Trial], title: str, objective: str) -> list[str]:
         """Writes the report; returns the names of its files, the page last."""
@@ -100,7 +100,8 @@ class Results:
                 self._storage.write(file.name, file.read_bytes())
         return [file.name for file in files]
 
-    def _history(self, trial_id: str) -> tuple[Point, ...]:
+    def rounds(self, trial_id: str) -> tuple[Point, ...]:
+        """The rounds of a trial that its run folder has."""
         place = f"trials/{trial_id}/rounds.jsonl"
         return history(self._storage.read(place).decode(errors="replace")) if self._storage.exists(place) else ()
 

@@ -127,7 +127,7 @@ def scheduler(config: SweepConfig, domains: Mapping[str, Any]) -> TrialScheduler
             allowed = f"pbt changes {' and '.join(PBT_FIELDS)}; the space {config.space} has neither: use asha or none"
             raise SettingError("scheduler", "pbt", allowed)
         return Pbt(config, mutated)
-    return Asha(config) if config.scheduler == "asha" else FIFOScheduler()
+    return Asha(config) if config.stopped_by == "asha" else FIFOScheduler()
 
 
 def _mutation(domain: Any) -> Any:

@@ -38,8 +38,10 @@ class SweepConfig(_Registry, TrainConfig):
     space: str | None = Field(None, description="the search space, a module of tune_spaces (a wrong name lists all)")
     num_samples: int | None = Field(None, description=f"most trials (null: {NUM_SAMPLES}; of a grid all its points)")
     search: Search | None = Field(None, description="who draws the trials (null: tpe; random if the scheduler is pbt)")
-    scheduler: Scheduler = Field(
-        "asha", description="asha stops trials that fall behind, pbt lets them copy better ones"
+    scheduler: Scheduler | None = Field(
+        None,
+        description="asha stops trials that fall behind, pbt lets them copy better ones (null: asha; none if there are "
+        "two objectives, of which asha would judge by the loss alone)",
     )
     objective: Objective = Field("val_loss", description="what is to be small; bytes are payload sent per replica")
     target_loss: float | None = Field(None, description="of bytes_to_loss: the validation loss to be reached")
@@ -86,6 +88,8 @@ class SweepConfig(_Registry, TrainConfig):
         if self.scheduler == "pbt" and self.objective == "bytes_up":
             allowed = "pbt changes outer_lr and residual_decay, which no byte depends on: use asha or none"
             raise SettingError("scheduler", self.scheduler, allowed)
+        if self.register and not self.tracking.enabled:
+            raise SettingError("register", self.register, "needs MLflow: tracking.enabled must be true")
         if self.run.resume:
             raise SettingError("run.resume", True, "a sweep is resumed with --resume")
         return self
@@ -94,6 +98,11 @@ class SweepConfig(_Registry, TrainConfig):
     def drawn_by(self) -> Search:
         """The search, with its default filled in."""
         return self.search or ("random" if self.scheduler == "pbt" else "tpe")
+
+    @property
+    def stopped_by(self) -> Scheduler:
+        """The scheduler, with its default filled in."""
+        return self.scheduler or ("none" if "," in self.objective else "asha")
 
     @property
     def judged_by(self) -> str:

@@ -16,6 +16,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from ray_lowcomm.config import TrainConfig, to_yaml
 from ray_lowcomm.core.errors import FleetError, LowCommError
+from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.runtime.cluster import connect
 from ray_lowcomm.runtime.owned_folder import folder_path
 from ray_lowcomm.tuning.book import Book
@@ -30,7 +31,7 @@ from ray_lowcomm.tuning.search import Drawing, drawing, most_trials
 from ray_lowcomm.tuning.settings import SweepConfig, base_of
 from ray_lowcomm.tuning.show import Show
 from ray_lowcomm.tuning.space import Space
-from ray_lowcomm.tuning.sweep_folder import SweepFolder, check_unchanged
+from ray_lowcomm.tuning.sweep_folder import SweepFolder, check_resumable, check_unchanged
 from ray_lowcomm.tuning.trainable import check_trial_fits, trainable
 from ray_lowcomm.tuning.trial_config import overlay
 from ray_lowcomm.tuning.tune_state import TUNE_FOLDER, StateCopies, has_state
@@ -69,6 +70,8 @@ def run_sweep(config: SweepConfig, space: Space) -> None:
         KeyboardInterrupt: it was asked to stop; what it has is written, and it can be resumed.
     """
     show = Show(config.objective, config.inner.steps)
+    if config.resume:
+        check_resumable(Storage(folder_path(config.run)))
     plan = _plan(config, space, show)
     connected = connect(plan.base.fleet)
     try:
@@ -81,8 +84,7 @@ def run_sweep(config: SweepConfig, space: Space) -> None:
             try:
                 _run(plan, folder.path, show)
             except KeyboardInterrupt:
-                again = ["--run.name", config.run.name, "--run.output_dir", config.run.output_dir, "--resume"]
-                show.say(f"interrupted; go on with: python -m jobs.tune {shlex.join(again)}")
+                show.say(f"interrupted; {_go_on(config)}")
                 raise
     except OSError as error:
         raise FleetError(f"{folder_path(config.run)} cannot be written: {error}") from error
@@ -91,10 +93,15 @@ def run_sweep(config: SweepConfig, space: Space) -> None:
             ray.shutdown()
 
 
+def _go_on(config: SweepConfig) -> str:
+    again = ["--run.name", config.run.name, "--run.output_dir", config.run.output_dir, "--resume"]
+    return f"go on with: python -m jobs.tune {shlex.join(again)}"
+
+
 def headline(config: SweepConfig, space: Space, most: int) -> str:
     """What is going to happen, in one line."""
     fleet = config.fleet
-    judged = "" if config.scheduler == "none" else f", {config.scheduler} on {config.time_attr}"
+    judged = "" if config.stopped_by == "none" else f", {config.stopped_by} on {config.time_attr}"
     each = " ".join(f"{amount:g} {name}" for name, amount in fleet.resources_per_replica.items())
     what = f"sweep {config.run.name} over {space.name} in {folder_path(config.run)}"
     size = f"at most {most} trials of {config.inner.steps} steps (--inner.steps)"
@@ -134,11 +141,12 @@ def _check_space(base: TrainConfig, space: Space, domains: Mapping[str, Any], se
 
 def _run(plan: Plan, directory: str, show: Show) -> None:
     values = Values(tuple(plan.config.objective.split(",")), plan.config.target_loss)
-    book, results = Book(plan.base, plan.space, values), Results(directory)
+    results = Results(directory)
+    book = Book(plan.base, plan.space, values, results.rounds)
     if not plan.config.resume:
         results.config(to_yaml(plan.config))
     end = End(plan.config, book, results, show, plan.refused)
-    watch = Watch(book, plan.config.scheduler, end.listeners, StateCopies(directory).keep)
+    watch = Watch(book, plan.config.stopped_by, end.listeners, StateCopies(directory).keep)
     end.begin()
     show.start()
     try:
@@ -152,7 +160,9 @@ def _run(plan: Plan, directory: str, show: Show) -> None:
     finally:
         show.stop()
     budget = plan.config.time_budget
-    watch.close("an interruption" if was_stopped else f"the time budget of {budget:g} s" if budget else "Tune")
+    cut = watch.close("an interruption" if was_stopped else f"the time budget of {budget:g} s" if budget else "Tune")
+    if cut and budget and not was_stopped:
+        show.say(f"the time budget of {budget:g} s is used up; {_go_on(plan.config)}")
     end.finish(was_stopped)
 
 

@@ -38,12 +38,17 @@ class SweepFolder:
     def _look(self) -> None:
         storage = self._folder.storage
         if self._resume:
-            if not storage.exists(CONFIG):
-                raise FleetError(f"{self.path} has no sweep to resume: run.name and run.output_dir say which is meant")
+            check_resumable(storage)
         elif storage.exists(""):
             if self._folder.remote:
                 raise FleetError(f"{self.path} holds an older sweep: choose another run.name, or go on with --resume")
             self.said = self._folder.move_aside()
+
+
+def check_resumable(storage: Storage) -> None:
+    """Raises FleetError if there is no sweep."""
+    if not storage.exists(CONFIG):
+        raise FleetError(f"{storage.root} has no sweep to resume: run.name and run.output_dir say which is meant")
 
 
 def saved_config(run: RunSettings) -> Path | None:

@@ -91,10 +91,12 @@ class Watch(Callback):
         self._book.drawn(trial.trial_id, trial.config)
         self._tell(self._book.failed(trial.trial_id, reason_of(_error_of(trial))))
 
-    def close(self, stopped_by: str) -> None:
-        """The sweep is over: what still ran was stopped by `stopped_by`."""
-        for trial_id in self._book.running():
-            self._tell(self._book.ended(trial_id, stopped_by))
+    def close(self, stopped_by: str) -> bool:
+        """The sweep is over: what still ran was stopped by `stopped_by`. Whether anything did."""
+        running = self._book.running()
+        for trial_id in running:
+            self._tell(self._book.cut(trial_id, stopped_by))
+        return bool(running)
 
     def get_state(self) -> dict[str, Any]:
         """The book."""

@@ -115,11 +115,11 @@ def _usage(trials: Sequence[Trial], objective: str) -> list[str]:
         return []
     return [
         "<h2>Use the best settings</h2>",
-        f"<p><code>best.yaml</code> in the sweep's folder is the whole configuration of trial {chosen.number}. "
-        "Train with it as it is, or with other values on top:</p>",
+        f"<p><code>best.yaml</code> beside this page is the whole configuration of trial {chosen.number}. From where "
+        "the sweep was started, train with it as it is, or with other values on top:</p>",
         '<pre class="command">'
-        "python -m jobs.train --config best.yaml\n"
-        "python -m jobs.train --config best.yaml --run.name longer --inner.steps 20000</pre>",
+        "python -m jobs.train --config SWEEP/best.yaml\n"
+        "python -m jobs.train --config SWEEP/best.yaml --run.name longer --inner.steps 20000</pre>",
     ]
 
 

@@ -78,6 +78,13 @@ def test_desloc_ties_each_beta_to_its_period():
         assert half_life(config.inner.betas[1]) == pytest.approx(strategy.exp_avg_sq_period)
 
 
+@pytest.mark.parametrize("steps", [8, 64, 320, 5000])
+def test_desloc_averages_every_moment_in_the_run(steps):
+    for sample in samples(desloc.SPACE, inner(steps=steps), 30):
+        drawn = overlay(inner(steps=steps), desloc.fields(sample)).strategy
+        assert max(drawn.exp_avg_period, drawn.exp_avg_sq_period) <= steps
+
+
 def test_desloc_has_outer_numbers_only_with_an_outer_step():
     (sample,) = samples(desloc.SPACE, TrainConfig(), 1)
     drawn = (sample["strategy.outer_lr"], sample["strategy.outer_momentum"])

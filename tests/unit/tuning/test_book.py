@@ -4,6 +4,7 @@ from ray_lowcomm.tuning.book import Book
 from ray_lowcomm.tuning.metrics import best
 from ray_lowcomm.tuning.objective import Values
 from ray_lowcomm.tuning.space import Space
+from ray_lowcomm.tuning.trials import Point
 from tests.unit.tuning.toy_space import BASE, SPACE, domains, result, sample
 
 
@@ -48,6 +49,19 @@ def test_stopped_and_failed():
     failed = kept.failed("c", "replica 1 died 5 times")
     assert (failed.status, failed.reason, failed.metrics) == ("failed", "replica 1 died 5 times", {})
     assert [trial.status for trial in kept.trials()] == ["stopped", "stopped", "failed"]
+
+
+def test_rounds_that_were_not_reported_any_more_count_where_a_sweep_is_cut():
+    points = [Point(1, 4, 3.0, 2.9, 1000, 1000), Point(2, 8, 2.5, None, 2000, 2000)]
+    kept = Book(BASE, SPACE, Values(("val_loss",)), lambda trial_id: points)
+    kept.started("a", sample(4, 0.5))
+    kept.started("b", sample(4, 0.5))
+    kept.reported("b", result(2, 2.8))
+    for name, val_loss, loss in (("a", 2.9, 2.5), ("b", 2.8, 3.3)):
+        trial = kept.cut(name, "an interruption")
+        assert trial.reason == "stopped by an interruption at round 2"
+        assert (trial.metrics["val_loss"], trial.metrics["bytes_up"]) == (val_loss, 2000.0)
+        assert trial.metrics["loss"] == pytest.approx(loss)
 
 
 @pytest.mark.parametrize("diverged", [float("nan"), float("inf")])

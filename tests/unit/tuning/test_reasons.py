@@ -39,6 +39,14 @@ def test_a_dead_process_is_called_that():
     assert reason_of(Told(detail)) == "the trial's process has died: Killed by the OOM killer. More"
 
 
+def test_a_process_that_could_not_start_says_what_was_raised_there():
+    told = "The actor died because of an error raised in its creation task, \x1b[36mray::Trial()\x1b[39m (pid=1)\n"
+    stack = "  File x, line 2\nModuleNotFoundError: No module named 'spaces'"
+    assert reason_of(Told(told + stack)) == (
+        "the trial's process could not start: ModuleNotFoundError: No module named 'spaces'"
+    )
+
+
 def test_of_text_the_last_line_says_it():
     assert reason_of("Traceback\n  File x\nTuneError: no\n\n") == "TuneError: no"
     assert reason_of("") == "no reason given"

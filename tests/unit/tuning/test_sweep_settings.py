@@ -60,3 +60,14 @@ def test_yaml_reads_back(tmp_path):
     path = tmp_path / "sweep.yaml"
     path.write_text(to_yaml(config))
     assert load("--config", str(path)) == config
+
+
+def test_the_scheduler_follows_from_the_objectives():
+    assert load("--space", "diloco").stopped_by == "asha"
+    assert load("--space", "diloco", "--objective", "val_loss,bytes_up").stopped_by == "none"
+    assert load("--space", "diloco", "--objective", "val_loss,bytes_up", "--scheduler", "asha").stopped_by == "asha"
+
+
+def test_a_model_can_be_registered_only_where_there_is_mlflow():
+    with pytest.raises(ConfigError, match=r"register = 'best': needs MLflow: tracking\.enabled must be true"):
+        load("--space", "diloco", "--register", "best", "--tracking.enabled", "false")
