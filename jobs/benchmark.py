@@ -9,9 +9,17 @@ from pathlib import Path
 from rich.console import Console
 
 from jobs._main import run_main
-from jobs.benchmarks import learning, overhead, toy
+from jobs.benchmarks import decode, encode, learning, outer_step, overhead, toy, wire
 
-BENCHMARKS = {"toy": toy, "overhead": overhead, "learning": learning}
+BENCHMARKS = {
+    "toy": toy,
+    "overhead": overhead,
+    "learning": learning,
+    "wire": wire,
+    "encode": encode,
+    "decode": decode,
+    "outer_step": outer_step,
+}
 
 
 def main(argv: Sequence[str]) -> int:

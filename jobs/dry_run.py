@@ -33,7 +33,8 @@ def estimate(config: TrainConfig) -> dict[str, str]:
     cost = run_cost(config, sizes_of(model, config.model.buffers))
     world, steps = config.fleet.max_replicas, config.inner.steps
     total, wire = cost.moved["up"], max(cost.moved["wire_up"], cost.moved["wire_down"])
-    about = "about " if "gather" in cost.collectives else ""  # how long coded indices become is not known before
+    coded = {"gather", "sharded"} & cost.collectives.keys()
+    about = "about " if coded else ""  # how long coded indices become is not known before
     ddp = 2 * tracks.layout.nbytes * (world - 1) // world * steps
     tokens = steps * config.inner.batch_size * config.inner.accumulate * dataset.tokens_per_sample
     return {

@@ -21,21 +21,25 @@ from ray_lowcomm.core.payload import Combine, Payload
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import InnerSettings, ModelSettings
 from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.engine.attempt import sharded_bytes
 from ray_lowcomm.engine.buffers import BufferSync
 from ray_lowcomm.engine.messages import Bytes, Plan
 from ray_lowcomm.engine.transport import bytes_moved
+from ray_lowcomm.strategies.coded import CodedTracks
 from ray_lowcomm.strategies.contract import Strategy
 from ray_lowcomm.strategies.gathered import Gathered
+from ray_lowcomm.strategies.sharded import Sharded
 
 
 @dataclass(frozen=True)
 class Message:
-    """A payload without its values: `numel` elements of `dtype`."""
+    """A payload without its values: `numel` elements of `dtype`, in shards of so many if it is cut into such."""
 
     track: str
     combine: Combine
     numel: int
     dtype: torch.dtype
+    shards: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, track: str, payload: Payload) -> "Message":
@@ -130,7 +134,7 @@ def run_cost(config: TrainConfig, sizes: ModelSizes) -> RunCost:
         rounds[tuple(op.track for op in schedule.ops(step))] += 1
 
     world = config.fleet.max_replicas
-    sent = {track: _message(strategy, track) for track in {track for tracks in rounds for track in tracks}}
+    sent = {track: _message(strategy, track, world) for track in {track for tracks in rounds for track in tracks}}
     moved: Counter[str] = Counter(dict.fromkeys(("up", "down", "buffer", "wire_up", "wire_down"), 0))
     collectives: Counter[Combine] = Counter()
     for due, count in rounds.items():
@@ -162,7 +166,12 @@ def _optimizer(inner: InnerSettings) -> torch.optim.Optimizer:
     return make_optimizer(nn.Linear(1, 1), inner)
 
 
-def _message(strategy: Strategy, track: str) -> Message:
+def _message(strategy: Strategy, track: str, world: int) -> Message:
+    if isinstance(strategy, CodedTracks):
+        strategy = strategy.of(track)
+    if isinstance(strategy, Gathered) and isinstance(strategy.combiner, Sharded):
+        shards = tuple(shard.nbytes for shard in strategy.combiner.shards(world))
+        return Message(track, "sharded", sum(shards), torch.uint8, shards)
     if isinstance(strategy, Gathered):  # to encode would need values
         return Message(track, "gather", strategy.codec.nbytes, torch.uint8)
     proposal = strategy.propose(SyncOp(track, 1, 1))
@@ -172,12 +181,17 @@ def _message(strategy: Strategy, track: str) -> Message:
 
 def _moved(messages: list[Message], world: int) -> Bytes:
     """Bytes of one round, of the replica with most: the lowest rank sends what the others only receive."""
-    payloads = [(f"{message.track}@1", message.payload) for message in messages]
+    payloads = [(f"{message.track}@1", message.payload) for message in messages if not message.shards]
     members = tuple(range(world))
     sizes = {op: (payload.nbytes,) * world for op, payload in payloads}
     plan = Plan(0, 1, members, (1 / world,) * world, sizes, deadline_s=1.0)
     first, last = bytes_moved(plan, payloads, 0), bytes_moved(plan, payloads, world - 1)
-    return {kind: max(first[kind], last[kind]) for kind in first}
+    moved = {kind: max(first[kind], last[kind]) for kind in first}
+    for message in messages:
+        if message.shards:
+            ranks = [sharded_bytes(message.shards, rank) for rank in members]
+            moved = {kind: moved[kind] + max(at[kind] for at in ranks) for kind in moved}
+    return moved
 
 
 def _on_meta(settings: ModelSettings, defaults: Mapping[str, Any] | None) -> nn.Module:

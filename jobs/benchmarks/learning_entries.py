@@ -33,11 +33,19 @@ KEPT = {
     "outer_momentum": 0.7,
 }
 
+DESLOC = {"name": "desloc", "param_period": 8, "exp_avg_period": 24, "exp_avg_sq_period": 48}
+NESTEROV = {"outer_optimizer": "nesterov", "outer_lr": 0.7, "outer_momentum": 0.7}
+
+
+def _codec(params: Mapping[str, Any], moments: Mapping[str, Any]) -> dict[str, Any]:
+    return {"codec": {"params": dict(params), "default": dict(moments)}}
+
+
 ENTRIES = (
     Entry("ddp", {"name": "ddp"}),
     Entry("local_sgd", {"name": "local_sgd", "inner_steps": 8}),
     Entry("local_adam", {"name": "local_adam", "inner_steps": 8}),
-    Entry("desloc", {"name": "desloc", "param_period": 8, "exp_avg_period": 24, "exp_avg_sq_period": 48}),
+    Entry("desloc", DESLOC),
     Entry("diloco", {"name": "diloco", "inner_steps": 8, "outer_lr": 0.7, "outer_momentum": 0.9}),
     Entry("diloco_tuned", {"name": "diloco", "inner_steps": 8, "outer_lr": 0.7, "outer_momentum": 0.7}),
     Entry("dct_momentum_k64", {"name": "dct_momentum", "inner_steps": 8, "topk": 64}),
@@ -46,6 +54,9 @@ ENTRIES = (
     Entry("kept_k64_1bit", {**KEPT, "topk": 64, "value_bits": 1}),
     Entry("kept_k128_1bit", {**KEPT, "topk": 128, "value_bits": 1}),
     Entry("kept_k256_2bit", {**KEPT, "topk": 256, "value_bits": 2}),
+    Entry("desloc_nesterov", {**DESLOC, **NESTEROV}),
+    Entry("desloc_codec_k64", {**DESLOC, **NESTEROV, **_codec({"topk": 64, "value_bits": 1}, {"topk": 64})}),
+    Entry("desloc_codec_k128", {**DESLOC, **NESTEROV, **_codec({"topk": 128, "value_bits": 1}, {"topk": 64})}),
 )
 
 CLAIMS = (

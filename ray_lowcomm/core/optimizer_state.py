@@ -4,6 +4,7 @@ Known are torch's Adam family and SGD with momentum, and `ray_lowcomm.core.adopt
 saved, loaded and handed to a joiner; its moments become tracks once its state exists.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -43,6 +44,21 @@ def set_moment(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, name: 
         current.copy_(value)
     elif value.any():
         _create_state(optimizer, parameter)[name] = value.to(parameter.dtype, copy=True)
+
+
+def largest_first_moment(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Tensor:
+    """The size of exp_avg, in the parameter's shape, with which Adam's step is the learning rate.
+
+    That is √exp_avg_sq with both bias corrections. Infinite where there is no such step: other optimizers (ADOPT's
+    exp_avg is of gradients already divided), and parameters that have not been stepped.
+    """
+    state = optimizer.state.get(parameter, {})
+    if isinstance(optimizer, Adopt) or not isinstance(optimizer, _ADAM_FAMILY) or not state:
+        return torch.full_like(parameter, math.inf)
+    group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+    (beta1, beta2), step = group["betas"], max(1.0, float(state["step"]))
+    second: Tensor = state["exp_avg_sq"]
+    return second.sqrt().mul_((1 - beta1**step) / math.sqrt(1 - beta2**step))
 
 
 def reset(optimizer: torch.optim.Optimizer) -> None:

@@ -1,11 +1,43 @@
 """What strategies hand to the exchange and get back from it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from torch import Tensor
 
-Combine = Literal["mean", "gather", "first"]
+Combine = Literal["mean", "gather", "first", "sharded"]
+
+
+@dataclass(frozen=True)
+class Seats:
+    """Who takes part in one attempt of an exchange: `members` in rank order, their `weights`, and this one's `rank`."""
+
+    members: tuple[int, ...]
+    weights: tuple[float, ...]
+    rank: int
+
+
+class Sharding(Protocol):
+    """What is sent in shards: member of rank w owns shard w of W. Nothing that can be seen changes before the commit.
+
+    `lost`: coefficients of an owners' residual that nobody holds any more, among those of this member's shard; known
+    once `combine` has been called.
+    """
+
+    lost: int
+
+    def cut(self, seats: Seats) -> list[Tensor]:
+        """This member's part for each rank, uint8 [bytes] on the CPU; the same whenever the seats are the same."""
+        ...
+
+    def combine(self, seats: Seats, parts: Sequence[Tensor]) -> Tensor:
+        """The owner's message, uint8 [bytes] on the CPU, from the parts that all ranks have cut for its shard.
+
+        Raises:
+            PayloadError: naming the replica whose part is damaged.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -15,10 +47,13 @@ class Payload:
     `mean`: `data` is a flat floating vector [n]; every member receives the weighted mean, summed in rank order.
     `gather`: `data` is uint8 [bytes]; every member receives all messages, in rank order.
     `first`: `data` is uint8 [bytes], equally long on all members; every member receives that of the lowest rank.
+    `sharded`: `data` is empty, as what is sent depends on who takes part: `sharding` makes it, and every member
+    receives the messages of all owners, in rank order.
     """
 
     combine: Combine
     data: Tensor
+    sharding: Sharding | None = None
 
     @property
     def nbytes(self) -> int:
@@ -44,7 +79,8 @@ class Received:
     """The outcome of one exchange, equal on all members but for `included`.
 
     `members` in rank order with their `weights` (which sum to 1); `parts` is [mean] for `mean`, one message a member
-    for `gather`, [message of the lowest rank] for `first`. `included`: this replica's own message was counted.
+    for `gather` and `sharded`, [message of the lowest rank] for `first`. `included`: this replica's own message was
+    counted.
     """
 
     members: tuple[int, ...]

@@ -167,13 +167,41 @@ class InnerSettings:
 
 
 @dataclass(frozen=True)
+class TrackCodec:
+    """How one track of DES-LOC is sent; `None` takes the default. With all of them None the track is sent as it is.
+
+    `topk` (of a full chunk of `chunk_size`², by default 64) entries are sent, or DCT coefficients (`transform: dct`);
+    without it every value is. `value_bits` is 2 with `topk`, else 32. `residual` is of parameters: `model` (default) or
+    `buffer`; a moment keeps itself what was not sent. `residual_decay`: what is left of that after a round, 1.0 (for
+    `buffer` 0.95).
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    topk: int | None = None
+    transform: Literal["none", "dct"] | None = None
+    chunk_size: int | None = None
+    value_bits: int | None = None
+    value_format: Literal["linear", "e3m0"] | None = None
+    rounding: Literal["nearest", "stochastic"] | None = None
+    residual: Literal["model", "buffer"] | None = None
+    residual_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        _choices("strategy.codec", self)
+
+
+@dataclass(frozen=True)
 class StrategySettings:
     """Which algorithm, and its numbers; `None` takes the default of that algorithm.
 
     `inner_steps` is H. `topk` is for a full chunk of `chunk_size`² coefficients. The three periods are DES-LOC's
     (in steps; `exp_avg_period` also governs `momentum_buffer`). `overlap_steps`: a message is applied that many inner
     steps after it was made. `value_bits` (32, 16, 8, 4, 2, 1) and `rounding` are of the values sent; `value_format` is
-    of those of 4 bits (`e3m0`: sign and exponent only).
+    of those of 4 bits (`e3m0`: sign and exponent only). `combine`, of coded messages: every replica receives all
+    (`gather`), or of 1/W of the chunks, whose sum it compresses again and sends to all (`sharded`). `codec`: how
+    DES-LOC sends each track (`params`, `exp_avg`, `exp_avg_sq`, `momentum_buffer`; `default`: all that are not named),
+    a `TrackCodec` each; others go as they are.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -192,10 +220,11 @@ class StrategySettings:
     rounding: Literal["nearest", "stochastic"] | None = None
     variant: Literal["consistent", "paper"] | None = None
     reduce: Literal["replicas", "senders"] | None = None
-    combine: Literal["mean", "gather"] | None = None
+    combine: Literal["gather", "sharded"] | None = None
     param_period: int | None = None
     exp_avg_period: int | None = None
     exp_avg_sq_period: int | None = None
+    codec: dict[str, TrackCodec] | None = None
     periods: Literal["fixed", "random"] | None = None
     overlap_steps: int | None = None
 

@@ -97,10 +97,16 @@ class Book:
         moved = list(self._moved.values())
         record = round_record((where.round, step, where.generation), arrivals, votes, moved, retries)
         self.totals.train_loss = record["loss"]
+        self._count_residual_lost(where.round, sum(vote.residual_lost for vote in votes))
         for kind in ("compute_s", "exchange_s", "wait_s"):
             setattr(self.totals, kind, getattr(self.totals, kind) + record[kind])
         self._moved = {}
         return record
+
+    def _count_residual_lost(self, number: int, count: int) -> None:
+        self.totals.lost_residual += count
+        if count:
+            self.notice(f"round {number}: {count:,} numbers of the residual are lost: who held them is gone")
 
     def count_lost(self, member: Member, exchange: Exchange | None) -> None:
         """Count a member that is lost. Steps of a killed replica are unknown: those that it was told to take count."""

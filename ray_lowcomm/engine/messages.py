@@ -105,7 +105,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Vote:
-    """Received whole and valid (`ok`), or not and why. `digest` covers the committed history and what was received."""
+    """Received whole and valid (`ok`), or not and why. `digest` covers the committed history and what was received.
+
+    `outer_s`: seconds of the outer step's computation so far: applying the round before, proposals, digests, checks.
+    `residual_lost`: numbers of an owners' residual that nobody holds any more, in this member's shards.
+    """
 
     member: int
     incarnation: int
@@ -115,7 +119,9 @@ class Vote:
     problem: str = ""
     exchange_s: float = 0.0
     wait_s: float = 0.0
+    outer_s: float = 0.0
     bytes: Bytes = field(default_factory=dict)
+    residual_lost: int = 0
 
 
 @dataclass(frozen=True)

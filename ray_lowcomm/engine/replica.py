@@ -255,8 +255,10 @@ class Replica:
         return dict(self._parts.data.positions) if self._parts.data is not None else {}
 
     def _apply(self, held: Held) -> None:
+        began = time.perf_counter()
         for op, proposal, received in held.results:
             self._parties.owner(op).apply(proposal, received)
+        self._work.outer_s += time.perf_counter() - began
         synced = any(op.track == PARAMS for op, _, _ in held.results)
         if synced and self._spec.state_on_sync == "reset":
             optimizer_state.reset(self._parts.optimizer)

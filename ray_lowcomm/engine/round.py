@@ -14,16 +14,18 @@ from ray_lowcomm.core.guards import all_finite
 from ray_lowcomm.core.payload import Payload, Proposal, Received
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.attempt import Attempt
 from ray_lowcomm.engine.buffers import TRACKS as BUFFER_TRACKS
 from ray_lowcomm.engine.buffers import BufferSync
 from ray_lowcomm.engine.totals import root_of_squares
-from ray_lowcomm.engine.transport import Channel, Transport, bytes_moved
+from ray_lowcomm.engine.transport import Channel, Transport
 from ray_lowcomm.strategies.contract import Strategy
 
 
 @dataclass
 class Work:
-    """What a replica has done since the last launch. `loss` is a sum over `steps` in float64.
+    """What a replica has done since the last launch. `loss` is a sum over `steps` in float64, `outer_s` the seconds
+    that applying a round has taken.
 
     It is local state: with overlap a checkpoint falls between two launches.
     """
@@ -32,6 +34,7 @@ class Work:
     tokens: int = 0
     loss: Tensor | float | None = None
     since: float = field(default_factory=time.perf_counter)
+    outer_s: float = 0.0
 
     def add(self, loss: Tensor, tokens: int) -> None:
         """Count one inner step."""
@@ -44,7 +47,7 @@ class Work:
 
     def restart(self) -> None:
         """Count from here on."""
-        self.steps, self.tokens, self.loss, self.since = 0, 0, None, time.perf_counter()
+        self.steps, self.tokens, self.loss, self.since, self.outer_s = 0, 0, None, time.perf_counter(), 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data, exact."""
@@ -99,12 +102,15 @@ class Round:
         self.parties, self.seat, self._at_phase = parties, seat, at_phase
         self.committed = ""  # digest of the history once this round is committed
         self._open: list[tuple[SyncOp, Proposal]] = []
+        self._outer_s = 0.0
 
     def run(self, ops: Sequence[SyncOp], work: Work, positions: dict[int, int]) -> Held | m.Reset | m.Stop:
         """Propose all ops, exchange them; returns what was committed, or that this replica must join again or stop."""
+        began = time.perf_counter()
         problem = self._propose(ops, work)
         arrival = self._arrival(work, positions, problem)
         arrived = time.perf_counter()
+        self._outer_s = work.outer_s + arrived - began
         answer = self.parties.channel.request(arrival)
         wait_s = time.perf_counter() - arrived
         received: list[Received] = []
@@ -159,16 +165,19 @@ class Round:
     def _attempt(self, plan: m.Plan, wait_s: float) -> tuple[m.Answer, list[Received]]:
         """One exchange and the vote on it."""
         payloads: list[tuple[str, Payload]] = [(op.id, proposal.payload) for op, proposal in self._open]
+        attempt = Attempt(self.parties.transport, plan, self.seat.member, payloads)
         began, received, problem, digest, exchange_s = time.perf_counter(), [], "", "", 0.0
         try:
             try:
-                parts = self.parties.transport.exchange(plan, payloads, lambda: self._at_phase("exchange"))
+                parts = attempt.run(lambda: self._at_phase("exchange"))
             finally:
                 exchange_s = time.perf_counter() - began
+            checked_from = time.perf_counter()
             received = [Received(plan.members, plan.weights, part) for part in parts]
             for (op, proposal), part in zip(self._open, received, strict=True):
                 self.parties.owner(op).check(proposal.id, part)
             digest = self._digest(plan, parts)
+            self._outer_s += time.perf_counter() - checked_from
         except (ExchangeError, PayloadError) as error:
             problem = str(error)
         vote = m.Vote(
@@ -180,7 +189,9 @@ class Round:
             problem=problem,
             exchange_s=exchange_s,
             wait_s=wait_s,
-            bytes=bytes_moved(plan, payloads, self.seat.member),
+            outer_s=self._outer_s,
+            bytes=attempt.bytes,
+            residual_lost=attempt.residual_lost,
         )
         return self.parties.channel.request(vote, sent=lambda: self._at_phase("voted")), received
 

@@ -4,15 +4,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ray_lowcomm.engine.messages import Arrival, Bytes, Vote
-
-KINDS = ("up", "down", "buffer", "wire_up", "wire_down")
+from ray_lowcomm.engine.transport import KINDS
 
 
 @dataclass
 class Totals:
     """Sums over a run, resumed parts included. `bytes` is by member, all attempts included; times are in
     seconds, means over the members of a round, summed over rounds. `most_members` took part in one round;
-    `replicas_joined` counts starts of a replica in mid-run, `replicas_left` those that left in order before the end."""
+    `replicas_joined` counts starts of a replica in mid-run, `replicas_left` those that left in order before the end.
+    `lost_residual` counts numbers of an owners' residual (`strategy.combine: sharded`) that were gone with who held
+    them."""
 
     inner_steps: int = 0
     tokens: int = 0
@@ -30,6 +31,7 @@ class Totals:
     rounds_retried: int = 0
     nonfinite_rejected: int = 0
     lost_inner_steps: int = 0
+    lost_residual: int = 0
     train_loss: float | None = None
     val_loss: float | None = None
     val_loss_start: float | None = None
@@ -84,6 +86,7 @@ class Totals:
             "rounds_retried": self.rounds_retried,
             "nonfinite_rejected": self.nonfinite_rejected,
             "lost_inner_steps": self.lost_inner_steps,
+            "lost_residual": self.lost_residual,
         }
 
 
@@ -92,9 +95,11 @@ def round_record(
 ) -> dict[str, Any]:
     """A line of rounds.jsonl. `position` is (round, step, generation); `moved` are the members' bytes in this round.
 
-    Loss is the mean over tokens, times are means over the members, bytes those of the replica with most; spread is the
-    root mean square, over replicas, of the L2 distance between a replica's parameters and the shared ones after this
-    round.
+    Loss is the mean over tokens, times are means over the members, bytes those of the replica with most. `outer_s` are
+    the seconds of the outer step's computation: proposals, digests and checks of this round, and, as a round is applied
+    after its record is made, applying the one before; of it only digests and checks of what was received are not in
+    `compute_s`, too. Spread is the root mean square, over replicas, of the L2 distance between a replica's parameters
+    and the shared ones after this round.
     """
     tokens = sum(a.tokens or a.steps for a in arrivals)
     distance = root_of_squares([a.residual_norm for a in arrivals])
@@ -111,6 +116,7 @@ def round_record(
         "compute_s": _mean([a.compute_s for a in arrivals]),
         "exchange_s": _mean([v.exchange_s for v in votes]),
         "wait_s": _mean([v.wait_s for v in votes]),
+        "outer_s": _mean([v.outer_s for v in votes]),
         "retries": retries,
         "spread": spread,
     }

@@ -8,6 +8,9 @@ from torch import Tensor
 from ray_lowcomm.core.payload import Payload
 from ray_lowcomm.engine.messages import Answer, Bytes, Plan, Request
 
+KINDS = ("up", "down", "buffer", "wire_up", "wire_down")
+SIZE_BYTES = 8  # before an all-to-all each rank tells each other how much will come
+
 
 class Channel(Protocol):
     """The line to the driver."""
@@ -38,6 +41,21 @@ class Transport(Protocol):
         """
         ...
 
+    def all_to_all(self, plan: Plan, key: str, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Part w, uint8 [bytes] on the CPU, to rank w; returns what this rank was sent, in rank order.
+
+        `key` names the step of the exchange, which has begun with `exchange`. The part for this rank comes back as it
+        is.
+
+        Raises:
+            ExchangeError: as `exchange`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave the group of the current exchange, so that what others wait for in it fails at once."""
+        ...
+
     def offer(self, state: dict[str, Tensor]) -> tuple[Any, int]:
         """Make a state available to joiners: (reference that the driver can pass on, size in bytes)."""
         ...
@@ -52,10 +70,10 @@ def bytes_moved(plan: Plan, payloads: Sequence[tuple[str, Payload]], member: int
 
     For W members and a payload of S bytes: mean 2·S·(W−1)/W each way on the wire (all-to-all of shards, then
     all-gather); gather (W−1)·S each way, S the largest message (shorter ones are padded, and the padding counts); first
-    S·(W−1) out of the lowest rank and S into every other.
+    S·(W−1) out of the lowest rank and S into every other. What is sent in shards is counted as it goes: `Attempt`.
     """
     world, rank = len(plan.members), plan.rank(member)
-    total = dict.fromkeys(("up", "down", "buffer", "wire_up", "wire_down"), 0)
+    total = dict.fromkeys(KINDS, 0)
     if world == 1:
         return total
     for op, payload in payloads:

@@ -15,6 +15,7 @@ from ray_lowcomm.core.tracks import PARAMS, Tracks
 from ray_lowcomm.strategies.contract import State
 
 ANCHOR, MOMENTUM = "anchor/", "outer_momentum/"
+PIECE = 1 << 17  # elements that an outer step works on at once
 Open = TypeVar("Open")
 
 
@@ -36,9 +37,19 @@ class Anchor:
 
     def step_(self, pseudo_gradient: Tensor) -> Tensor:
         """As `step`, and returns its direction, flat [n]: do not write to it. `pseudo_gradient` may be written over."""
-        direction = self.outer.direction_(pseudo_gradient, self.momentum)
-        self.values.sub_(direction, alpha=self.outer.rate)
-        return direction
+        momentum = self.momentum
+        if momentum is None:
+            direction = self.outer.direction_(pseudo_gradient, None)
+            self.values.sub_(direction, alpha=self.outer.rate)
+            return direction
+        # piece by piece, so that what one operation writes is still in the cache for the next
+        parts = (torch.split(vector, PIECE) for vector in (self.values, pseudo_gradient, momentum))
+        kept = pseudo_gradient
+        for values, gradient, moment in zip(*parts, strict=True):
+            direction = self.outer.direction_(gradient, moment)
+            values.sub_(direction, alpha=self.outer.rate)
+            kept = momentum if direction is moment else pseudo_gradient
+        return kept
 
     def set(self, values: Tensor) -> None:
         """Take `values`, flat [n], without a step."""

@@ -35,7 +35,7 @@ def _unused(settings: StrategySettings) -> dict[str, str]:
     unused = unused_value_fields(settings)
     if settings.variant != "paper":
         return unused
-    own = ("residual", "residual_decay", "reduce", "outer_optimizer", "overlap_steps")
+    own = ("residual", "residual_decay", "reduce", "outer_optimizer", "overlap_steps", "combine")
     return unused | dict.fromkeys(own, "is not used by strategy.variant: paper")
 
 

@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 from ray_lowcomm.core.chunks import ChunkPlan
-from ray_lowcomm.core.codecs.topk import Kept, TopK
+from ray_lowcomm.core.codecs.topk import TopK
 from ray_lowcomm.core.outer import OuterOptimizer
-from ray_lowcomm.core.payload import Payload, Proposal, Received
+from ray_lowcomm.core.payload import Proposal, Received
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.strategies.anchor import Anchor, collect
 from ray_lowcomm.strategies.contract import State
-from ray_lowcomm.strategies.gathered import Gathered
+from ray_lowcomm.strategies.gathered import Gather, Gathered
 from ray_lowcomm.strategies.residual import value_format
 
 MOMENTUM, OWN = "momentum/", "own_anchor/"
 
 
-class DctPaper(Gathered[tuple[Tensor, Kept]]):
+class DctPaper(Gathered[Tensor]):
     """m ← β m + Δ_r ; q = top-k DCT(m) ; m ← m − q + Q ; θ_r ← θ_r − η (Δ_r + β m), Q the mean over the senders.
 
     Shared state is this replica's own anchor: what a joiner of its own starts from, and what is evaluated.
@@ -34,24 +34,24 @@ class DctPaper(Gathered[tuple[Tensor, Kept]]):
     consistent = False
 
     def __init__(self, anchor: Anchor, codec: TopK, settings: StrategySettings) -> None:
-        super().__init__(anchor, codec, "senders")
+        super().__init__(anchor, Gather(codec, "senders"))
         self.lr, self.beta = settings.outer_lr or 1.0, settings.outer_momentum or 0.0
         self.momentum = torch.zeros_like(anchor.values)
 
     def propose(self, op: SyncOp) -> Proposal:
         """The largest coefficients of this replica's momentum."""
         delta = self.anchor.pseudo_gradient()
-        encoded = self.codec.encode(delta.add(self.momentum, alpha=self.beta), op.id)
-        self._open[op.id] = (delta, encoded.kept)
-        return Proposal(op.id, Payload("gather", encoded.message), residual_norm=None)
+        outgoing = self.combiner.open(op.id, delta.add(self.momentum, alpha=self.beta))
+        self._open[op.id] = delta
+        return Proposal(op.id, outgoing.payload, residual_norm=None)
 
     def apply(self, proposal: str, received: Received) -> None:
         """Steps 5 to 8 of B2."""
-        mean = self.mean(self.messages(proposal, received), received)
-        delta, kept = self._open.pop(proposal)
+        taken = self.combiner.take(proposal, received)
+        mean, delta = taken.mean(), self._open.pop(proposal)
         self.momentum.mul_(self.beta).add_(delta)
         if received.included:
-            self.codec.add_(self.momentum, kept, -1.0)
+            self.codec.add_(self.momentum, taken.own, -1.0)
         self.momentum.add_(mean)
         self.anchor.step(delta.add_(self.momentum, alpha=self.beta))
         self.anchor.load_into_model()

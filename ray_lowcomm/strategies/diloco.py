@@ -49,7 +49,7 @@ def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
 def _unused(settings: StrategySettings) -> dict[str, str]:
     unused = unused_value_fields(settings)
     if settings.value_bits == 32:
-        unused |= dict.fromkeys(("residual", "residual_decay"), "needs strategy.value_bits below 32")
+        unused |= dict.fromkeys(("residual", "residual_decay", "combine"), "needs strategy.value_bits below 32")
     elif _residual(settings) == "none":
         unused["residual_decay"] = "needs strategy.residual: model or buffer"
     return unused

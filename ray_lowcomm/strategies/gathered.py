@@ -1,33 +1,170 @@
-"""Strategies whose packed messages are gathered: parsing what was received, once, and taking its mean."""
+"""Strategies that send packed messages of a codec, and the combiner that makes one mean of them.
 
-from typing import Generic, TypeVar
+A combiner decides who receives what. With `Gather` every replica receives the messages of all; another one is in
+`sharded`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
 from ray_lowcomm.core.codecs.topk import Kept, Reduce, TopK
+from ray_lowcomm.core.digest import digest_text
 from ray_lowcomm.core.errors import PayloadError
-from ray_lowcomm.core.payload import Received
+from ray_lowcomm.core.payload import Payload, Received
 from ray_lowcomm.strategies.anchor import Anchor, Anchored
+from ray_lowcomm.strategies.contract import State
 
 Open = TypeVar("Open")
 
 
-class Gathered(Anchored[Open], Generic[Open]):
-    """An anchored strategy that gathers messages of `codec` and takes their weighted mean."""
+@dataclass(frozen=True)
+class Outgoing:
+    """What a replica sends. `distance()` is the L2 distance between what was to be sent and what receivers read."""
 
-    def __init__(self, anchor: Anchor, codec: TopK, reduce: Reduce) -> None:
-        super().__init__(anchor)
+    payload: Payload
+    distance: Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The outcome of an exchange: what receivers read of this replica's message (`own`), and what is to be averaged."""
+
+    codec: TopK
+    own: Kept
+    messages: Sequence[Kept]
+    weights: tuple[float, ...]
+    reduce: Reduce
+
+    def mean(self, out: Tensor | None = None) -> Tensor:
+        """The weighted mean, flat [n]; written into `out` if given."""
+        return self.codec.decode_mean(self.messages, self.weights, self.reduce, out)
+
+
+class Combiner(Protocol):
+    """How messages of several replicas become one mean. Nothing that can be seen changes before `take`."""
+
+    codec: TopK
+
+    def open(self, key: str, flat: Tensor) -> Outgoing:
+        """What to send of elements [n] for the proposal `key`. PayloadError: something is not finite."""
+        ...
+
+    def check(self, key: str, received: Received) -> None:
+        """Look at all that was received. PayloadError: naming the replica whose message is damaged."""
+        ...
+
+    def take(self, key: str, received: Received) -> Taken:
+        """Close a proposal that is committed. PayloadError as `check`, if that was not called before."""
+        ...
+
+    def discard(self, key: str) -> None:
+        """Close a proposal as if it had never been made."""
+        ...
+
+    def shared_state(self) -> State:
+        """The combiner's own part of the shared state."""
+        ...
+
+    def local_state(self) -> State:
+        """The combiner's own part of the local state."""
+        ...
+
+    def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor] | None) -> None:
+        """Take over saved state; a joiner has no `local` one."""
+        ...
+
+
+class Gather:
+    """Every replica receives all messages and adds them in rank order."""
+
+    def __init__(self, codec: TopK, reduce: Reduce) -> None:
         self.codec, self.reduce = codec, reduce
+        self._own: dict[str, Kept] = {}
         self._parsed: dict[str, tuple[Received, list[Kept]]] = {}
 
+    def open(self, key: str, flat: Tensor) -> Outgoing:
+        """One message for all."""
+        encoded = self.codec.encode(flat, key)
+        self._own[key] = encoded.kept
+        return Outgoing(Payload("gather", encoded.message), encoded.distance)
+
+    def check(self, key: str, received: Received) -> None:
+        """Parse all messages; what they hold is kept for `take`."""
+        self._parsed[key] = (received, self._parse(received))
+
+    def take(self, key: str, received: Received) -> Taken:
+        """All messages, with the members' weights."""
+        own, checked = self._own.pop(key), self._parsed.pop(key, None)
+        parsed = checked[1] if checked is not None and checked[0] is received else self._parse(received)
+        return Taken(self.codec, own, parsed, received.weights, self.reduce)
+
+    def discard(self, key: str) -> None:
+        """Forget it."""
+        del self._own[key]
+        self._parsed.pop(key, None)
+
+    def shared_state(self) -> State:
+        """Nothing."""
+        return {}
+
+    def local_state(self) -> State:
+        """Nothing."""
+        return {}
+
+    def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor] | None) -> None:
+        """There is nothing to take over."""
+
+    def _parse(self, received: Received) -> list[Kept]:
+        parsed = []
+        for member, message in zip(received.members, received.parts, strict=True):
+            try:
+                parsed.append(self.codec.parse(message))
+            except PayloadError as error:
+                raise PayloadError(f"message of replica {member}: {error}") from error
+        return parsed
+
+
+class Gathered(Anchored[Open], Generic[Open]):
+    """An anchored strategy that sends messages of a codec and goes on with their weighted mean."""
+
+    def __init__(self, anchor: Anchor, combiner: Combiner) -> None:
+        super().__init__(anchor)
+        self.combiner = combiner
+
+    @property
+    def codec(self) -> TopK:
+        """What messages are made with."""
+        return self.combiner.codec
+
     def check(self, proposal: str, received: Received) -> None:
-        """Parse all messages; what they hold is kept for `apply`."""
-        self._parsed[proposal] = (received, self._parse(received))
+        """Parse all messages."""
+        self.combiner.check(proposal, received)
 
     def discard(self, proposal: str) -> None:
         """State changes only at `apply`, so nothing is put back."""
         super().discard(proposal)
-        self._parsed.pop(proposal, None)
+        self.combiner.discard(proposal)
+
+    def shared_state(self) -> State:
+        """Anchor, outer momentum, and what the combiner has."""
+        return super().shared_state() | self.combiner.shared_state()
+
+    def local_state(self) -> State:
+        """What the combiner has."""
+        return self.combiner.local_state()
+
+    def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor] | None) -> None:
+        """Take over the anchor and the combiner's state; a joiner starts at the anchor."""
+        super().load(shared, local)
+        self.combiner.load(shared, local)
+
+    def digest(self) -> str:
+        """Hash of anchor and outer momentum, and of the combiner's shared state if it has any."""
+        own = {name: value.tolist() for name, value in self.combiner.shared_state().items()}
+        return digest_text(f"{super().digest()}{sorted(own.items())}") if own else super().digest()
 
     def remarks(self) -> tuple[str, ...]:
         """Chunks that are sent whole, and values that are sent as they are, although the settings say otherwise."""
@@ -40,21 +177,3 @@ class Gathered(Anchored[Open], Generic[Open]):
         if self.codec.form != self.codec.values:
             remarks.append(f"values are sent in full: tables for {self.codec.values.bits} bits would be larger")
         return tuple(remarks)
-
-    def messages(self, proposal: str, received: Received) -> list[Kept]:
-        """What was received, parsed. PayloadError as `check`, if that was not called before."""
-        checked = self._parsed.pop(proposal, None)
-        return checked[1] if checked is not None and checked[0] is received else self._parse(received)
-
-    def mean(self, messages: list[Kept], received: Received, out: Tensor | None = None) -> Tensor:
-        """The weighted mean of parsed messages, flat [n]; written into `out` if given."""
-        return self.codec.decode_mean(messages, received.weights, self.reduce, out)
-
-    def _parse(self, received: Received) -> list[Kept]:
-        parsed = []
-        for member, message in zip(received.members, received.parts, strict=True):
-            try:
-                parsed.append(self.codec.parse(message))
-            except PayloadError as error:
-                raise PayloadError(f"message of replica {member}: {error}") from error
-        return parsed

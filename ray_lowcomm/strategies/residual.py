@@ -11,78 +11,85 @@ from torch import Tensor
 
 from ray_lowcomm.core.chunks import ChunkPlan
 from ray_lowcomm.core.codecs.formats import ValueFormat
-from ray_lowcomm.core.codecs.topk import Kept, TopK, kept_per_chunk
+from ray_lowcomm.core.codecs.topk import TopK, kept_per_chunk
 from ray_lowcomm.core.errors import SettingError
-from ray_lowcomm.core.payload import Payload, Proposal, Received
+from ray_lowcomm.core.payload import Proposal, Received
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.strategies.anchor import Anchor, collect
 from ray_lowcomm.strategies.contract import State, Strategy
-from ray_lowcomm.strategies.gathered import Gathered
+from ray_lowcomm.strategies.gathered import Combiner, Gather, Gathered
+from ray_lowcomm.strategies.sharded import Sharded
 
-RESIDUAL = "residual/"
+RESIDUAL, SPECTRUM = "residual/", "residual_dct/"
 TABLE_RUN = 4096  # values that share a table in a dense message: 0.008 bits a value for a float32
 
 
-class ResidualInModel(Gathered[tuple[Kept, Tensor]]):
+class ResidualInModel(Gathered[Tensor]):
     """d = θ − θ_r ; m_r = decode(encode(d)) ; θ ← outer(θ, mean m) ; θ_r ← θ_new − decay (d − m_r)     (B4a).
 
     Written as an update, θ_r ← θ_r + m_r + (θ_new − θ), so that inner steps taken since the proposal stay as they are,
     and a message that was not counted (`included` False) is simply not added: its content goes out with the next.
     """
 
-    def __init__(self, anchor: Anchor, codec: TopK, settings: StrategySettings) -> None:
-        super().__init__(anchor, codec, settings.reduce or "replicas")
+    def __init__(self, anchor: Anchor, combiner: Combiner, settings: StrategySettings) -> None:
+        super().__init__(anchor, combiner)
         self.decay = 1.0 if settings.residual_decay is None else settings.residual_decay
 
     def propose(self, op: SyncOp) -> Proposal:
         """The largest coefficients of all that this replica has not shared."""
         unshared = self.anchor.pseudo_gradient()
-        encoded = self.codec.encode(unshared, op.id)
-        self._open[op.id] = (encoded.kept, unshared)
-        return Proposal(op.id, Payload("gather", encoded.message), self.decay * encoded.distance())
+        outgoing = self.combiner.open(op.id, unshared)
+        self._open[op.id] = unshared
+        return Proposal(op.id, outgoing.payload, self.decay * outgoing.distance())
 
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step of the anchor; the replica moves with it and keeps what it has not sent."""
-        messages = self.messages(proposal, received)
-        kept, unshared = self._open.pop(proposal)
+        taken = self.combiner.take(proposal, received)
+        unshared = self._open.pop(proposal)
         tracks, faded = self.anchor.tracks, 1.0 - self.decay
         if faded:
             tracks.add(unshared, faded)
-        mean = self.mean(messages, received, out=unshared)  # memory that is there costs less than fresh one
+        mean = taken.mean(out=unshared)  # memory that is there costs less than fresh one
         tracks.add(self.anchor.step_(mean), -self.anchor.outer.rate)
         if received.included or faded:
-            tracks.add(self.codec.decode_mean([kept], [received.included - faded], out=mean))
+            tracks.add(self.codec.decode_mean([taken.own], [received.included - faded], out=mean))
 
 
-class ResidualInBuffer(Gathered[tuple[Kept, Tensor]]):
-    """a = decay e + Δ ; q = decode(encode(a)) ; e ← a − q ; θ ← outer(θ, mean q) ; θ_r ← θ     (B4)."""
+class ResidualInBuffer(Gathered[Tensor]):
+    """a = decay e + Δ ; q = decode(encode(a)) ; e ← a − q ; θ ← outer(θ, mean q) ; θ_r ← θ     (B4).
 
-    def __init__(self, anchor: Anchor, codec: TopK, settings: StrategySettings) -> None:
-        super().__init__(anchor, codec, settings.reduce or "replicas")
+    With a `spectral` codec e, a and q are coefficients, which saves the inverse transform of q.
+    """
+
+    def __init__(self, anchor: Anchor, combiner: Combiner, settings: StrategySettings) -> None:
+        super().__init__(anchor, combiner)
         self.decay = 0.95 if settings.residual_decay is None else settings.residual_decay
         self.residual = torch.zeros_like(anchor.values)
 
     def propose(self, op: SyncOp) -> Proposal:
         """The largest coefficients of the decayed residual plus the pseudo-gradient."""
-        unshared = self.anchor.pseudo_gradient().add_(self.residual, alpha=self.decay)
-        encoded = self.codec.encode(unshared, op.id)
-        self._open[op.id] = (encoded.kept, unshared)
-        return Proposal(op.id, Payload("gather", encoded.message))
+        unshared = self.anchor.pseudo_gradient()
+        if self.codec.spectral:
+            self.codec.coefficients_(unshared)
+        unshared.add_(self.residual, alpha=self.decay)
+        outgoing = self.combiner.open(op.id, unshared)
+        self._open[op.id] = unshared
+        return Proposal(op.id, outgoing.payload)
 
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step; the replica goes on from the anchor, what was not sent from the buffer."""
-        messages = self.messages(proposal, received)
-        kept, unshared = self._open.pop(proposal)
+        taken = self.combiner.take(proposal, received)
+        unshared = self._open.pop(proposal)
         if received.included:
-            self.codec.add_(unshared, kept, -1.0)
+            self.codec.add_(unshared, taken.own, -1.0)
         free, self.residual = self.residual, unshared
-        self.anchor.step_(self.mean(messages, received, out=free))
+        self.anchor.step_(taken.mean(out=free))
         self.anchor.load_into_model()
 
     def local_state(self) -> State:
-        """The residual."""
-        return self.anchor.tracks.layout.named(self.residual, RESIDUAL)
+        """The residual, and what the combiner has."""
+        return super().local_state() | self.anchor.tracks.layout.named(self.residual, self._prefix)
 
     def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor] | None) -> None:
         """A joiner starts at the anchor with an empty residual."""
@@ -90,34 +97,40 @@ class ResidualInBuffer(Gathered[tuple[Kept, Tensor]]):
         if local is None:
             self.residual.zero_()
         else:
-            self.residual.copy_(collect(self.anchor.tracks, local, RESIDUAL))
+            self.residual.copy_(collect(self.anchor.tracks, local, self._prefix))
+
+    @property
+    def _prefix(self) -> str:
+        return SPECTRUM if self.codec.spectral else RESIDUAL
 
 
 class NoResidual(Gathered[None]):
     """q = decode(encode(Δ)) ; θ ← outer(θ, mean q) ; θ_r ← θ: what is rounded away is lost."""
 
-    def __init__(self, anchor: Anchor, codec: TopK, settings: StrategySettings) -> None:
-        super().__init__(anchor, codec, settings.reduce or "replicas")
+    def __init__(self, anchor: Anchor, combiner: Combiner, settings: StrategySettings) -> None:
+        super().__init__(anchor, combiner)
 
     def propose(self, op: SyncOp) -> Proposal:
         """The pseudo-gradient, rounded."""
-        encoded = self.codec.encode(self.anchor.pseudo_gradient(), op.id)
+        outgoing = self.combiner.open(op.id, self.anchor.pseudo_gradient())
         self._open[op.id] = None
-        return Proposal(op.id, Payload("gather", encoded.message))
+        return Proposal(op.id, outgoing.payload)
 
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step; the replica goes on from the anchor."""
-        messages = self.messages(proposal, received)
+        taken = self.combiner.take(proposal, received)
         del self._open[proposal]
-        self.anchor.step_(self.mean(messages, received))
+        self.anchor.step_(taken.mean())
         self.anchor.load_into_model()
 
 
 def with_residual(settings: StrategySettings, anchor: Anchor, codec: TopK) -> Strategy:
-    """The strategy that sends what `codec` makes of pseudo-gradients, with the residual where the settings want it."""
-    kinds: dict[str, Callable[[Anchor, TopK, StrategySettings], Strategy]]
+    """The strategy that sends what `codec` makes of pseudo-gradients; the settings say how messages become one, and
+    where the residual is."""
+    kinds: dict[str, Callable[[Anchor, Combiner, StrategySettings], Strategy]]
     kinds = {"model": ResidualInModel, "buffer": ResidualInBuffer, "none": NoResidual}
-    return kinds[settings.residual or "none"](anchor, codec, settings)
+    combiner = Sharded if settings.combine == "sharded" else Gather
+    return kinds[settings.residual or "none"](anchor, combiner(codec, settings.reduce or "replicas"), settings)
 
 
 def dense_codec(settings: StrategySettings, anchor: Anchor, seed: int) -> TopK:
@@ -131,7 +144,9 @@ def tile_codec(settings: StrategySettings, anchor: Anchor, seed: int, *, transfo
     """The codec that keeps `topk` of each tile of `chunk_size` x `chunk_size`."""
     size = settings.chunk_size or 64
     plan, kept = ChunkPlan.tiles(anchor.tracks.layout, size), kept_per_chunk(settings.topk or 64, size)
-    return TopK(plan, kept, transform, value_format(settings), seed=seed, device=anchor.values.device)
+    form, device = value_format(settings), anchor.values.device
+    spectral = transform and settings.residual == "buffer"
+    return TopK(plan, kept, transform, form, seed=seed, device=device, spectral=spectral)
 
 
 def value_format(settings: StrategySettings) -> ValueFormat:
@@ -162,4 +177,4 @@ def check_residual(settings: StrategySettings) -> None:
         raise SettingError("strategy.overlap_steps", settings.overlap_steps, limit)
 
 
-VALUES = {"value_bits": 32, "value_format": "linear", "rounding": "nearest"}
+VALUES = {"value_bits": 32, "value_format": "linear", "rounding": "nearest", "combine": "gather"}

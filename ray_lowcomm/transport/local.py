@@ -63,7 +63,7 @@ class LocalFleet:
         self._spec, self._on_event = spec, on_event
         self._members: dict[int, _Member] = {}
         self._back = threading.Semaphore(0)
-        self._deposits: dict[int, dict[int, Sequence[tuple[str, Payload]]]] = {}
+        self._deposits: dict[tuple[int, str], dict[int, Any]] = {}
         self._results: dict[int, list[tuple[Tensor, ...]]] = {}
         self._early_deaths: dict[int, int] = {}
         self._abandon = False
@@ -206,8 +206,25 @@ class LocalFleet:
 
     def exchange(self, index: int, plan: m.Plan, payloads: Sequence[tuple[str, Payload]]) -> list[tuple[Tensor, ...]]:
         """Wait for the payloads of all members of the plan; the last one combines them."""
-        deposits = self._deposits.setdefault(plan.generation, {})
-        deposits[index], until = payloads, self.clock + plan.deadline_s
+
+        def combined(given: list[Sequence[tuple[str, Payload]]]) -> None:
+            results = [combine([each[k][1] for each in given], plan.weights) for k in range(len(payloads))]
+            self._results = {plan.generation: results}  # nobody asks for older ones
+
+        self.meet(index, plan, "exchange", payloads, combined)
+        return self._results[plan.generation]
+
+    def meet(
+        self,
+        index: int,
+        plan: m.Plan,
+        key: str,
+        deposit: Any,
+        last: Callable[[list[Any]], None] = lambda deposits: None,
+    ) -> list[Any]:
+        """Hand in a deposit and wait for those of all members of the plan: in rank order. The last one calls `last`."""
+        deposits = self._deposits.setdefault((plan.generation, key), {})
+        deposits[index], until = deposit, self.clock + plan.deadline_s
 
         def complete() -> bool:
             return len(deposits) == len(plan.members)
@@ -216,8 +233,8 @@ class LocalFleet:
             return complete() or self.clock >= until or not self.coordinator.exchange_is_on(plan.generation)
 
         if complete():
-            combined = [combine([deposits[i][k][1] for i in plan.members], plan.weights) for k in range(len(payloads))]
-            self._deposits, self._results = {}, {plan.generation: combined}  # nobody asks for older ones
+            self._deposits = {}  # where all are, nobody waits for anything else
+            last([deposits[i] for i in plan.members])
         elif not ready():
             self.wait(index, ready)
         if not complete():
@@ -225,7 +242,7 @@ class LocalFleet:
             late = self.clock >= until
             why = f"did not come within {plan.deadline_s:.0f} s" if late else "were lost during the exchange"
             raise ExchangeError(f"replicas {missing} {why}" if missing else "the exchange was broken off")
-        return self._results[plan.generation]
+        return [deposits[i] for i in plan.members]
 
 
 def combine(payloads: Sequence[Payload], weights: Sequence[float]) -> tuple[Tensor, ...]:
@@ -256,6 +273,14 @@ class LocalLink:
         """See `Transport`."""
         begun()
         return self.fleet.exchange(self.index, plan, payloads)
+
+    def all_to_all(self, plan: m.Plan, key: str, parts: Sequence[Tensor]) -> list[Tensor]:
+        """See `Transport`."""
+        rank = plan.rank(self.index)
+        return [theirs[rank] for theirs in self.fleet.meet(self.index, plan, key, parts)]
+
+    def close(self) -> None:
+        """Nothing: who votes against an exchange ends it for all."""
 
     def offer(self, state: dict[str, Tensor]) -> tuple[Any, int]:
         """The state itself."""

@@ -7,7 +7,7 @@ store of its rank 0, so any membership can form a group beside others, with a ti
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -142,6 +142,23 @@ class LowCommGroup(BaseGroup):
         options.rootRank = 0
         work = self._start(lambda pg: pg.broadcast([held], options))
         return Pending(self, work, lambda: held.to(message.device))
+
+    def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Part w, uint8 [bytes] on the CPU, to rank w; what this rank was sent, in rank order. Sizes go ahead."""
+        if self.world_size == 1:
+            return list(parts)
+        rank = self.rank
+        given = [0 if i == rank else len(part) for i, part in enumerate(parts)]
+        sizes = self._staged(torch.tensor(given))
+        theirs = torch.empty_like(sizes)
+        self._finish(lambda pg: pg.alltoall_base(theirs, sizes, [], []))
+        taken = theirs.tolist()
+        sent = self._staged(torch.cat([part for i, part in enumerate(parts) if i != rank]))
+        received = sent.new_empty(sum(taken))
+        self._finish(lambda pg: pg.alltoall_base(received, sent, taken, given))
+        pieces = list(received.cpu().split(taken))
+        pieces[rank] = parts[rank]
+        return pieces
 
     # ---- what ray.util.collective promises ------------------------------------------------------------------------
 

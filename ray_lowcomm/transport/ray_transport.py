@@ -84,6 +84,14 @@ class RayTransport:
             self.close()
             raise
 
+    def all_to_all(self, plan: m.Plan, key: str, parts: Sequence[Tensor]) -> list[Tensor]:
+        """See `Transport`."""
+        try:
+            return self._group_of(plan).all_to_all(parts)
+        except ExchangeError:
+            self.close()
+            raise
+
     def close(self) -> None:
         """Leave the current group; the others' operations fail at once."""
         group, self._group = self._group, None

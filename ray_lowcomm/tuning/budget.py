@@ -6,8 +6,8 @@ A round takes H steps of computing, then an exchange:
     utilisation = computing / (computing + exchange)
 
 Bytes are those that the collectives' schedules put on a replica's link (DESIGN: a gather (W−1)·S each way, a dense mean
-2·S·(W−1)/W); both directions have the whole link. Encoding and decoding are not in it: they are part of a step's time
-where that was measured over whole rounds, and small where it was not.
+and messages in shards 2·S·(W−1)/W); both directions have the whole link. Encoding and decoding are not in it: they are
+part of a step's time where that was measured over whole rounds, and small where it was not.
 """
 
 import math
@@ -88,11 +88,13 @@ def round_trips(combine: "Combine", replicas: int) -> int:
     """Round trips of one collective of W replicas, as measured with gloo over a link of 40 ms for W = 2, 3, 4.
 
     gather, a ring: W − 1. mean, an all-to-all and a ring: 1 + W − 1. first, a tree: log2 W at most. A step of a ring is
-    a whole round trip, because a receiver says that it is ready before a sender sends.
+    a whole round trip, because a receiver says that it is ready before a sender sends. sharded: two all-to-alls, and
+    two of the sizes before them.
     """
     if replicas == 1:
         return 0
-    return {"gather": replicas - 1, "mean": replicas, "first": math.ceil(math.log2(replicas))}[combine]
+    trips = {"gather": replicas - 1, "mean": replicas, "first": math.ceil(math.log2(replicas)), "sharded": 4}
+    return trips[combine]
 
 
 def predict(cost: "RunCost", budget: BudgetSettings) -> Prediction:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ray_lowcomm import strategies
 from ray_lowcomm.core.digest import digest_tensors
-from ray_lowcomm.core.payload import Proposal, Received
+from ray_lowcomm.core.payload import Payload, Proposal, Received, Seats
 from ray_lowcomm.core.schedule import Schedule, SyncOp
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.engine.buffers import BufferSync
@@ -98,7 +98,19 @@ def exchange(proposals: Sequence[Sequence[Proposal]], included: bool = True) -> 
     count = len(proposals)
     ranks, weights = tuple(range(count)), tuple(1 / count for _ in range(count))
     of_ops = zip(*proposals, strict=True)
-    return [Received(ranks, weights, combine([p.payload for p in group], weights), included) for group in of_ops]
+    return [Received(ranks, weights, _combined([p.payload for p in group], weights), included) for group in of_ops]
+
+
+def _combined(payloads: Sequence[Payload], weights: tuple[float, ...]) -> tuple[Tensor, ...]:
+    shardings = [payload.sharding for payload in payloads if payload.sharding is not None]
+    if not shardings:
+        return combine(payloads, weights)
+    seats = [Seats(tuple(range(len(shardings))), weights, rank) for rank in range(len(shardings))]
+    parts = [sharding.cut(seat) for sharding, seat in zip(shardings, seats, strict=True)]
+    return tuple(
+        sharding.combine(seat, [part[rank] for part in parts])
+        for rank, (sharding, seat) in enumerate(zip(shardings, seats, strict=True))
+    )
 
 
 def conclude(one: Member, proposals: Sequence[Proposal], received: Sequence[Received], *, check: bool = True) -> None:

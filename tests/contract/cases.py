@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ray_lowcomm.core.adopt import Adopt
-from ray_lowcomm.core.settings import StrategySettings
+from ray_lowcomm.core.settings import StrategySettings, TrackCodec
 
 from .fleet import adamw
 
@@ -40,6 +40,13 @@ def _of(name: str, **fields: Any) -> StrategySettings:
 DCT: dict[str, Any] = {"inner_steps": 2, "chunk_size": 4, "topk": 3}
 E3M0: dict[str, Any] = {"value_bits": 4, "value_format": "e3m0", "rounding": "stochastic"}
 PERIODS: dict[str, Any] = {"param_period": 1, "exp_avg_period": 2, "exp_avg_sq_period": 3}
+SPARSE: dict[str, Any] = {"topk": 3, "chunk_size": 4}
+CODEC = {
+    "params": TrackCodec(**SPARSE),
+    "exp_avg": TrackCodec(**SPARSE, transform="dct", value_bits=8),
+    "exp_avg_sq": TrackCodec(value_bits=4, value_format="e3m0"),
+}
+BUFFERED = {"params": TrackCodec(**SPARSE, residual="buffer"), "default": TrackCodec(**SPARSE, value_bits=16)}
 
 CASES = [
     Case("ddp", _of("ddp")),
@@ -61,10 +68,14 @@ CASES = [
     Case("sparse_loco", _of("sparse_loco", **DCT)),
     Case("sparse_loco_senders", _of("sparse_loco", reduce="senders", value_bits=8, **DCT)),
     Case("sparse_loco_model", _of("sparse_loco", residual="model", value_bits=1, **DCT)),
+    Case("dct_sharded", _of("dct_momentum", combine="sharded", value_bits=2, **DCT)),
+    Case("sparse_loco_sharded", _of("sparse_loco", combine="sharded", reduce="senders", **DCT)),
     Case("desloc", _of("desloc", **PERIODS)),
     Case("desloc_random", _of("desloc", periods="random", param_period=2)),
     Case("desloc_nesterov", _of("desloc", outer_optimizer="nesterov", **PERIODS)),
     Case("desloc_sgd", _of("desloc", **PERIODS), momentum),
     Case("desloc_adopt", _of("desloc", **PERIODS), adopt),
+    Case("desloc_codec", _of("desloc", codec=CODEC, **PERIODS)),
+    Case("desloc_codec_sgd", _of("desloc", codec=BUFFERED, combine="sharded", **PERIODS), momentum),
 ]
 BY_ID = {case.id: case for case in CASES}

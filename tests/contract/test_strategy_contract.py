@@ -122,7 +122,7 @@ def test_damaged_message_is_refused_and_changes_nothing(case: Case) -> None:
             bad[-1] = float("nan")
         else:
             bad = bad[:-1]
-        with pytest.raises(PayloadError, match="replica 0" if proposal.payload.combine == "gather" else "finite"):
+        with pytest.raises(PayloadError, match="finite" if proposal.payload.combine == "mean" else "replica 0"):
             one.strategy.check(proposal.id, replace(part, parts=(bad,)))
     assert one.snapshot() == before
 

@@ -5,7 +5,7 @@ import ray
 
 from ray_lowcomm import strategies
 from ray_lowcomm.core.digest import digest_tensors
-from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings
+from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings, TrackCodec
 from ray_lowcomm.engine.book import RunPlan
 from ray_lowcomm.engine.replica import RunSpec
 from ray_lowcomm.runtime.driver import Driver
@@ -20,12 +20,18 @@ CASES = {
     "local_adam": {"name": "local_adam"},
     "diloco": {"name": "diloco"},
     "desloc": {"name": "desloc", "param_period": 2, "exp_avg_period": 3, "exp_avg_sq_period": 4},
+    "desloc_codec": {
+        **{"name": "desloc", "param_period": 2, "exp_avg_period": 3, "exp_avg_sq_period": 4},
+        "codec": {"params": TrackCodec(topk=64), "default": TrackCodec(topk=64, transform="dct", value_bits=4)},
+    },
     "dct_model": {"name": "dct_momentum"},
     "dct_buffer": {"name": "dct_momentum", "residual": "buffer"},
     "dct_overlap": {"name": "dct_momentum", "overlap_steps": 1},
     "dct_paper": {"name": "dct_momentum", "variant": "paper"},
     "dct_2_bit": {"name": "dct_momentum", "value_bits": 2},
     "sparse_loco": {"name": "sparse_loco", "reduce": "senders"},
+    "dct_sharded": {"name": "dct_momentum", "value_bits": 2, "combine": "sharded"},
+    "sparse_loco_sharded": {"name": "sparse_loco", "reduce": "senders", "combine": "sharded"},
     "diloco_e3m0": {"name": "diloco", "value_bits": 4, "value_format": "e3m0", "rounding": "stochastic"},
 }
 
@@ -38,7 +44,7 @@ def settings_of(case):
 
 def plan_and_spec(case, directory):
     strategy = settings_of(case)
-    steps = {"ddp": 5, "desloc": 8}.get(case, 10)  # five rounds; desloc: at 2, 3, 4, 6 and 8
+    steps = {"ddp": 5, "desloc": 8, "desloc_codec": 8}.get(case, 10)  # five rounds; desloc: at 2, 3, 4, 6 and 8
     run, checkpoint = RunSettings(eval_every=0), CheckpointSettings(every=0)
     fleet = FleetSettings(replicas=REPLICAS)
     plan = RunPlan(run, checkpoint, strategy, fleet, steps, directory)

@@ -7,7 +7,7 @@ in `values`, how narrow numbers are packed in `bits`.
               0   4  b"RLCM"
               4   2  version of the format, 2
               6   1  bits of a value: 32 (the layout's dtype, so 64 for float64 layouts in truth), 16, 8, 4, 2 or 1
-              7   1  flags: 1 DCT, 2 values are E3M0
+              7   1  flags: 1 DCT, 2 values are E3M0 (4: `shards`)
               8   8  digest of the layout (names, shapes, dtype), the cut, the kept numbers and the value format (xxh3)
               16  8  checksum (xxh3) of all other bytes of the message
               24  8  bits of the stream of quotients
@@ -95,6 +95,9 @@ class TopK:
 
     Values have a table for each tensor, or with `table_per_chunk` for each chunk. `seed` is of stochastic rounding:
     replicas must not round alike, or their errors would add up. Messages live on the CPU, flat vectors on `device`.
+
+    With `spectral`, what `encode`, `choose` and `add_` take are not elements but what `coefficients_` makes of them;
+    messages and means are the same.
     """
 
     plan: ChunkPlan
@@ -104,6 +107,7 @@ class TopK:
     table_per_chunk: bool = False
     seed: int = 0
     device: torch.device | str = "cpu"
+    spectral: bool = False
 
     # ---- what follows from the settings ---------------------------------------------------------------------------
 
@@ -175,7 +179,7 @@ class TopK:
         Raises:
             PayloadError: a value is not finite (top-k would pick NaN first), or would not be once rounded or decoded.
         """
-        chosen, parts, rest = self._choose(flat)
+        chosen, parts, rest = self.choose(flat)
         coded = values.encode(parts, self.units, self.form, f"{self.seed}/{key}", self.plan.layout.dtype)
         kept = Kept(chosen, coded)
         self._check_decoded(kept, "the values to be sent overflow when they are decoded")
@@ -231,15 +235,16 @@ class TopK:
 
     def add_(self, flat: Tensor, kept: Kept, weight: float) -> None:
         """Add `weight` times what a message decodes to to elements [n], contiguous."""
+        inverse = self.transform and not self.spectral
         for number, slab, room in self._rooms(flat):
             indices = kept.indices[number]
-            if indices is not None and not self.transform:
+            if indices is not None and not inverse:
                 continue
             total = _rows(room[0], slab).zero_()
             _accumulate(total, None, kept, (number, slab), 1.0)
             slab.add(self._elements(number, slab, total, room[1:3]), flat, weight)
         for number, (cut, indices) in enumerate(zip(self.cuts, kept.indices, strict=True)):
-            if indices is not None and not self.transform:
+            if indices is not None and not inverse:
                 positions = cut.group.positions(indices, self._places[number]).view(-1)
                 flat.index_add_(0, positions, (kept.values.decode(number) * weight).view(-1))
 
@@ -248,15 +253,27 @@ class TopK:
         chunks = coefficients.view(-1, *slab.shape)
         return idct(chunks, room) if self.transform and self.cuts[number].sparse else chunks
 
-    def _choose(self, flat: Tensor) -> tuple[tuple[Tensor | None, ...], list[Tensor], float]:
-        """(indices, values) of what is to be sent, group by group, and the sum of squares of all else."""
+    def coefficients_(self, flat: Tensor) -> Tensor:
+        """Transform elements [n], contiguous, in place: each coefficient takes the place of its element."""
+        for number, slab, room in self._rooms(flat):
+            if self.transform and self.cuts[number].sparse:
+                slab.scatter(dct(slab.gather(flat, room[0]), room[1:3]), flat)
+        return flat
+
+    def choose(self, flat: Tensor) -> tuple[tuple[Tensor | None, ...], list[Tensor], float]:
+        """(indices, values) of what is to be sent of elements [n], group by group, and the sum of squares of all else.
+
+        Raises:
+            PayloadError: as `encode`.
+        """
         found: dict[int, list[tuple[Tensor, Tensor]]] = {}
         rest = 0.0
         for number, slab, room in self._rooms(flat):
             if not self.cuts[number].sparse:
                 continue
             chunks = slab.gather(flat, room[0])
-            rows = (dct(chunks, room[1:3]) if self.transform else chunks).view(len(chunks), -1)
+            transform = self.transform and not self.spectral
+            rows = (dct(chunks, room[1:3]) if transform else chunks).view(len(chunks), -1)
             try:
                 indices = largest(rows, self.cuts[number].kept, "the values to be sent overflow", room[3:])
             except PayloadError:

@@ -98,3 +98,34 @@ def test_moment_names_are_known_before_the_first_step_for_known_optimizers() -> 
     assert optimizer_state.moment_names(torch.optim.SGD(parameters, lr=0.1)) == ()
     _, stepped = _trained("rmsprop", 1)
     assert set(optimizer_state.moment_names(stepped)) == {"square_avg", "momentum_buffer", "grad_avg"}
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_largest_first_moment_makes_a_step_of_the_learning_rate(kind: type) -> None:
+    parameter = nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
+    optimizer = kind([parameter], lr=0.1, betas=(0.9, 0.99), weight_decay=0.0)
+    for scale in (1.0, 0.3, 2.0):
+        parameter.grad = parameter.detach() * scale
+        optimizer.step()
+    # the optimizer shows it: the gradient that leaves both corrected moments as they are
+    state = optimizer.state[parameter]
+    state["exp_avg"].copy_(optimizer_state.largest_first_moment(optimizer, parameter))
+    mean, square = state["exp_avg"] / (1 - 0.9**3), state["exp_avg_sq"] / (1 - 0.99**3)
+    torch.testing.assert_close(mean, square.sqrt())
+    before, parameter.grad = parameter.detach().clone(), mean.clone()
+    optimizer.step()
+    torch.testing.assert_close(before - parameter.detach(), torch.full((3,), 0.1), rtol=1e-5, atol=0)
+
+
+def test_largest_first_moment_is_infinite_where_there_is_no_such_step() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    for optimizer in (
+        torch.optim.SGD([parameter], lr=0.1, momentum=0.9),
+        Adopt([parameter]),
+        torch.optim.AdamW([parameter]),
+    ):
+        assert optimizer_state.largest_first_moment(optimizer, parameter).isinf().all()  # not stepped yet
+    adopt = Adopt([parameter], lr=0.1)
+    parameter.grad = torch.ones(2)
+    adopt.step()
+    assert optimizer_state.largest_first_moment(adopt, parameter).isinf().all()

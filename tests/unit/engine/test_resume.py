@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ray_lowcomm.core.settings import Fault
+from ray_lowcomm.core.settings import Fault, TrackCodec
 
 from .local_run import Setup, mlp
 
@@ -19,9 +19,17 @@ VARIANTS = {
     "dct_senders": {"name": "dct_momentum", "inner_steps": 4, "chunk_size": 4, "topk": 2, "reduce": "senders"},
     "dct_overlap": {"name": "dct_momentum", "inner_steps": 4, "chunk_size": 4, "topk": 2, "overlap_steps": 2},
     "dct_paper": {"name": "dct_momentum", "inner_steps": 4, "chunk_size": 4, "topk": 2, "variant": "paper"},
+    "sharded": {"name": "sparse_loco", "inner_steps": 4, "chunk_size": 4, "topk": 2, "combine": "sharded"},
     "desloc": {"name": "desloc", "param_period": 4, "exp_avg_period": 3, "exp_avg_sq_period": 6},
     "desloc_random": {"name": "desloc", "param_period": 4, "periods": "random"},
     "desloc_nesterov": {"name": "desloc", "param_period": 4, "outer_optimizer": "nesterov", "exp_avg_period": 5},
+    "desloc_codec": {
+        **{"name": "desloc", "param_period": 4, "exp_avg_period": 3, "exp_avg_sq_period": 6},
+        "codec": {
+            "params": TrackCodec(topk=2, chunk_size=4, residual="buffer"),
+            "default": TrackCodec(topk=2, chunk_size=4, rounding="stochastic"),
+        },
+    },
 }
 
 
@@ -61,7 +69,9 @@ def test_every_strategy_with_dropout_and_batch_norm(tmp_path, variant):
     assert_same_continuation(tmp_path, VARIANTS[variant], dies_after=3, saved_every=2, model=model, replicas=2)
 
 
-@pytest.mark.parametrize("variant", ["ddp", "local_adam", "diloco", "dct", "dct_buffer", "dct_overlap", "desloc"])
+@pytest.mark.parametrize(
+    "variant", ["ddp", "local_adam", "diloco", "dct", "dct_buffer", "dct_overlap", "desloc", "desloc_codec"]
+)
 def test_bf16_parameters(tmp_path, variant):
     model = mlp(dropout=0.1, dtype=torch.bfloat16)
     assert_same_continuation(tmp_path, VARIANTS[variant], dies_after=3, model=model, replicas=2)

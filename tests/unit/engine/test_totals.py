@@ -13,7 +13,7 @@ from .desk import ROUNDS, SIZE, Desk, H
 
 RECORD_KEYS = {
     *("round", "step", "generation", "members", "loss", "val_loss", "bytes_up", "bytes_down"),
-    *("compute_s", "exchange_s", "wait_s", "retries", "spread"),
+    *("compute_s", "exchange_s", "wait_s", "outer_s", "retries", "spread"),
 }
 
 
@@ -30,7 +30,7 @@ def vote(member=0, **more):
 
 def test_a_record_has_the_agreed_fields_and_means():
     arrivals = [arrival(0, tokens=10, loss=1.0, residual_norm=3.0), arrival(2, tokens=30, loss=2.0, residual_norm=4.0)]
-    votes = [vote(0, exchange_s=1.0, wait_s=0.0), vote(2, exchange_s=3.0, wait_s=5.0)]
+    votes = [vote(0, exchange_s=1.0, outer_s=0.5), vote(2, exchange_s=3.0, wait_s=5.0, outer_s=1.0)]
     moved = [{"up": 10, "down": 50}, {"up": 20, "down": 40}]
     record = round_record((3, 12, 7), arrivals, votes, moved, 2)
     assert set(record) == RECORD_KEYS
@@ -38,6 +38,7 @@ def test_a_record_has_the_agreed_fields_and_means():
     assert record["loss"] == pytest.approx(1.75)
     assert (record["bytes_up"], record["bytes_down"], record["retries"]) == (20, 50, 2)
     assert (record["compute_s"], record["exchange_s"], record["wait_s"]) == (2.0, 2.0, 2.5)
+    assert record["outer_s"] == 0.75
     assert record["spread"] == pytest.approx(12.5**0.5)
     assert record["val_loss"] is None
 

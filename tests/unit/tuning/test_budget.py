@@ -51,6 +51,7 @@ def test_utilisation_grows_with_the_link_and_falls_with_the_latency():
     [
         *(("mean", 2, 2), ("mean", 3, 3), ("mean", 4, 4), ("gather", 2, 1), ("gather", 3, 2), ("gather", 4, 3)),
         *(("first", 2, 1), ("first", 4, 2), ("first", 5, 3), ("mean", 1, 0), ("gather", 1, 0), ("first", 1, 0)),
+        *(("sharded", 2, 4), ("sharded", 16, 4), ("sharded", 1, 0)),
     ],
 )
 def test_round_trips_of_a_collective(combine, replicas, trips):

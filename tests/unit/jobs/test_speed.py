@@ -1,0 +1,51 @@
+"""The benchmarks `encode`, `decode` and `outer_step`: rows, limits, errors."""
+
+import json
+
+import pytest
+
+from jobs import benchmark
+from jobs.benchmarks import speed
+from ray_lowcomm.core.errors import SettingError
+
+
+@pytest.mark.parametrize("name", ["encode", "decode", "outer_step"])
+def test_a_row_for_every_strategy_and_size(tmp_path, monkeypatch, name) -> None:
+    monkeypatch.setattr(speed, "YARDSTICK", 200_000)
+    monkeypatch.setattr(speed, "MOST_GROWTH", 1e9)
+    file = tmp_path / "rows.json"
+    assert benchmark.main([name, "--params", "1e5", "--turns", "1", "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())
+    assert [(row["strategy"], row["residual"]) for row in rows] == [
+        ("dct_momentum", "model"),
+        ("dct_momentum", "buffer"),
+        ("sparse_loco", "buffer"),
+    ]
+    for row in rows:
+        assert (row["benchmark"], row["topk"], row["value_bits"], row["replicas"]) == (name, 64, 2, 2)
+        assert row["params"] >= 100_000
+        assert 0 < row["copies_least"] <= row["copies"] <= row["copies_most"]
+
+
+def _row(parameters: int, copies: float, memory: float | None = 1.0) -> speed.Row:
+    alike = {"strategy": "dct_momentum", "residual": "buffer"}
+    return alike | {"params": parameters, "copies": copies, "memory": memory}
+
+
+def test_what_breaks_a_limit_is_said() -> None:
+    rows = [_row(10**6, 70.0, 9.0), _row(10**8, 51.0, 1.3), _row(10**9, 50.0, None)]
+    limits = dict.fromkeys(range(3), 50.0)
+    assert speed._too_slow(rows, limits) == [
+        "dct_momentum (buffer), 100,000,000 parameters: 51.0 copies, not at most 50"
+    ]
+    assert len(speed._too_large(rows)) == 1
+    assert speed._growing(rows) == []
+    (problem,) = speed._growing([_row(10**6, 30.0), _row(10**8, 46.0)])
+    assert "1.53 times the time a parameter of 1,000,000, not at most 1.5" in problem
+
+
+def test_options_that_make_no_sense() -> None:
+    with pytest.raises(SettingError, match=r"--params = 10\.0: must be between"):
+        benchmark.main(["encode", "--params", "10"])
+    with pytest.raises(SettingError, match="--turns = 0: must be 1 or more"):
+        benchmark.main(["encode", "--turns", "0"])
