@@ -299,8 +299,8 @@ class FleetSettings:
         if self.threads_per_replica > 1024:
             raise SettingError("fleet.threads_per_replica", self.threads_per_replica, "must be at most 1024")
         for name, amount in self.resources_per_replica.items():
-            if not 0 <= amount < math.inf:
-                raise SettingError(f"fleet.resources_per_replica.{name}", amount, "must be 0 or greater")
+            if amount != 0 and not 1e-4 <= amount < math.inf:  # Ray counts in ten thousandths
+                raise SettingError(f"fleet.resources_per_replica.{name}", amount, "must be 0, or 0.0001 or greater")
         if self.transport == "ray" and not any(self.resources_per_replica.values()):
             allowed = "must be more than 0 of something, or a fleet cannot grow with the cluster"
             raise SettingError("fleet.resources_per_replica", self.resources_per_replica, allowed)

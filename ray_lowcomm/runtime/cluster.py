@@ -13,6 +13,7 @@ from ray.exceptions import AuthenticationError
 
 from ray_lowcomm.core.errors import FleetError
 from ray_lowcomm.core.settings import FleetSettings
+from ray_lowcomm.runtime.labels import matches
 from ray_lowcomm.runtime.ray_private import Place, autoscaler_limits, prepare_train_environment
 
 
@@ -65,6 +66,7 @@ def check_room(settings: FleetSettings) -> str:
     _check_sums(settings, there, limits)
     if not limits:
         _check_nodes(settings)
+        _check_labels(settings)
     waits = _lacking(settings, settings.min_replicas, there, {})
     if waits:
         bound = f"the autoscaler is asked for the rest, fleet.start_s = {settings.start_s:g} s"
@@ -127,6 +129,26 @@ def _check_nodes(settings: FleetSettings) -> None:
             f"fleet.replicas = {_shown(settings)}: only {room} replicas of {dict(settings.resources_per_replica)} fit "
             f"on the cluster's {len(nodes)} nodes, each of them whole on one node; use fewer or smaller replicas"
         )
+
+
+def _check_labels(settings: FleetSettings) -> None:
+    """Each cohort must find nodes with its labels; of an elastic fleet there must be one for some cohort."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    rooms = []
+    for cohort in settings.cohorts:
+        fitting = [node["Resources"] for node in nodes if matches(node["Labels"], cohort.label_selector)]
+        rooms.append(sum(_fits(resources, settings.resources_per_replica) for resources in fitting))
+    enough = [room >= cohort.replicas for room, cohort in zip(rooms, settings.cohorts, strict=True)]
+    if all(enough) or (settings.elastic and any(rooms)):
+        return
+    number = enough.index(False)
+    cohort = settings.cohorts[number]
+    pairs = {pair for node in nodes for pair in node["Labels"].items() if "node-id" not in pair[0]}
+    there = ", ".join(f"{key}={value}" for key, value in sorted(pairs)) or "none"
+    raise FleetError(
+        f"fleet.cohorts.{number}.label_selector = {dict(cohort.label_selector)}: {cohort.replicas} replicas needed, "
+        f"only {rooms[number]} fit on nodes with such labels, and no autoscaler could add more; labels there: {there}"
+    )
 
 
 def _fits(node: Mapping[str, float], each: Mapping[str, float]) -> int:

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from ray_lowcomm.config import TrainConfig
 from ray_lowcomm.core.errors import LowCommError
 from ray_lowcomm.tuning.objective import Values, finite
-from ray_lowcomm.tuning.space import Space
-from ray_lowcomm.tuning.trial_config import overlay, plain
+from ray_lowcomm.tuning.space import Space, plain
+from ray_lowcomm.tuning.trial_config import overlay
 from ray_lowcomm.tuning.trials import Point, Scalar, Status, Trial
 
 _METRICS = {  # name in a result -> name in `Trial.metrics`
@@ -104,7 +104,11 @@ class Book:
 
     def fields(self, trial_id: str) -> dict[str, Scalar]:
         """The settings that the sweep varied, by dotted name."""
-        fields = self._space.fields(self.entries[trial_id].sample)
+        sample = self.entries[trial_id].sample
+        try:
+            fields = self._space.fields(sample)
+        except LowCommError:  # a trial that fails for it
+            fields = sample
         return {name: _scalar(plain(value)) for name, value in fields.items() if value is not None}
 
     def trial(self, trial_id: str) -> Trial:

@@ -83,7 +83,13 @@ class End:
         if was_stopped:
             raise KeyboardInterrupt
         if not finished:
-            raise FleetError(f"no trial finished{_why(trials)}")
+            raise FleetError(f"no trial finished{_why(trials) or self._why_none()}")
+
+    def _why_none(self) -> str:
+        if self._refused:
+            return f": none was started, {len(self._refused)} were refused, the last because {self._refused[-1].reason}"
+        budget = self._config.time_budget
+        return f": the time budget of {budget:g} s was over before the first trial began" if budget else ""
 
     def _keep(self) -> None:
         self._write(self._book.trials())

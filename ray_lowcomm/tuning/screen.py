@@ -6,8 +6,8 @@ from typing import Any
 
 from ray_lowcomm.config import TrainConfig, flatten
 from ray_lowcomm.core.errors import LowCommError
-from ray_lowcomm.tuning.space import Sample, Space
-from ray_lowcomm.tuning.trial_config import overlay, plain
+from ray_lowcomm.tuning.space import Sample, Space, plain
+from ray_lowcomm.tuning.trial_config import overlay
 
 MAX_DRAWS = 100  # refused in a row: then there is nothing left worth looking for
 

@@ -69,8 +69,15 @@ class SweepConfig(_Registry, TrainConfig):
     @field_validator("reduction_factor")
     @classmethod
     def _above_one(cls, value: float) -> float:
-        if not 1 < value < math.inf:
-            raise SettingError("reduction_factor", value, "must be greater than 1")
+        if not 1.01 <= value < math.inf:
+            raise SettingError("reduction_factor", value, "must be at least 1.01")
+        return value
+
+    @field_validator("grace")
+    @classmethod
+    def _within_reason(cls, value: float | None) -> float | None:
+        if value is not None and value > 1e15:
+            raise SettingError("grace", value, "must be 1e15 or less")
         return value
 
     @model_validator(mode="after")

@@ -57,7 +57,7 @@ class Show:
         if self._refused <= _REFUSALS_SHOWN:
             self.say(f"refused: {self.settings(refused.fields)}: {refused.reason}")
         if self._refused == _REFUSALS_SHOWN + 1:
-            self.say("refused: more; all of them are in refused.jsonl")
+            self.say("refused: more; refused.jsonl in the folder of the sweep has all of them once it has begun")
 
     def started(self, trial: Trial) -> None:
         """It starts or goes on."""

@@ -15,7 +15,7 @@ from ray.tune import CheckpointConfig, ResumeConfig
 from ray.tune.schedulers import TrialScheduler
 
 from ray_lowcomm.config import TrainConfig, to_yaml
-from ray_lowcomm.core.errors import FleetError, LowCommError
+from ray_lowcomm.core.errors import FleetError, LowCommError, SettingError
 from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.runtime.cluster import connect
 from ray_lowcomm.runtime.owned_folder import folder_path
@@ -30,7 +30,7 @@ from ray_lowcomm.tuning.screen import Refused, Screen
 from ray_lowcomm.tuning.search import Drawing, drawing, most_trials
 from ray_lowcomm.tuning.settings import SweepConfig, base_of
 from ray_lowcomm.tuning.show import Show
-from ray_lowcomm.tuning.space import Space
+from ray_lowcomm.tuning.space import Space, guarded
 from ray_lowcomm.tuning.sweep_folder import SweepFolder, check_resumable, check_unchanged
 from ray_lowcomm.tuning.trainable import check_trial_fits, trainable
 from ray_lowcomm.tuning.trial_config import overlay
@@ -69,7 +69,7 @@ def run_sweep(config: SweepConfig, space: Space) -> None:
         FleetError: no trial finished, or none could be started.
         KeyboardInterrupt: it was asked to stop; what it has is written, and it can be resumed.
     """
-    show = Show(config.objective, config.inner.steps)
+    show, space = Show(config.objective, config.inner.steps), guarded(space)
     if config.resume:
         check_resumable(Storage(folder_path(config.run)))
     plan = _plan(config, space, show)
@@ -133,10 +133,16 @@ def _plan(config: SweepConfig, space: Space, show: Show) -> Plan:
 def _check_space(base: TrainConfig, space: Space, domains: Mapping[str, Any], seed: int) -> None:
     """What a space cannot do without (a step time for a budget) is said before anything starts."""
     try:
-        config = overlay(base, space.fields(next(random_samples(domains, seed))))
+        sample = next(random_samples(domains, seed))
+    except Exception as error:  # Tune's domains look at their limits when they are drawn from
+        reason = f"cannot be drawn from: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise SettingError("space", space.name, reason) from error
+    try:
+        space.refuse(overlay(base, space.fields(sample)))
+    except SettingError:
+        raise  # something that the space needs of its base
     except LowCommError:
         return  # this one sample is refused, and the next may not be
-    space.refuse(config)
 
 
 def _run(plan: Plan, directory: str, show: Show) -> None:

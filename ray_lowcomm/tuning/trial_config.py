@@ -7,9 +7,9 @@ from pydantic import ValidationError
 from ray_lowcomm.config import ConfigError, TrainConfig
 from ray_lowcomm.config_help import problem_lines
 from ray_lowcomm.config_sources import Source, merge
-from ray_lowcomm.core.errors import LowCommError, SettingError
+from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.strategies import ALGORITHMS
-from ray_lowcomm.tuning.space import Fields, Sample, Space
+from ray_lowcomm.tuning.space import Fields, Sample, Space, guarded, plain
 
 
 def overlay(base: TrainConfig, fields: Fields) -> TrainConfig:
@@ -45,7 +45,8 @@ def trial_config(base: TrainConfig, space: Space | None, sample: Sample, directo
         ConfigError: the sample makes no valid configuration, or one that cannot be a trial, or the space refuses it;
             one line.
     """
-    fields = dict(sample) if space is None else _asked(space, "fields", sample)
+    space = space and guarded(space)
+    fields = dict(sample) if space is None else space.fields(sample)
     # MLflow is the sweep's: it logs a trial as a child of its own run
     own = {
         "run.output_dir": f"{directory}/trials",
@@ -55,7 +56,7 @@ def trial_config(base: TrainConfig, space: Space | None, sample: Sample, directo
     }
     config = overlay(base, dict(fields) | own)
     check_trial(config)
-    reason = _asked(space, "refuse", config) if space is not None else None
+    reason = space.refuse(config) if space is not None else None
     if reason:
         raise ConfigError(f"refused: {reason}")
     return config
@@ -76,22 +77,6 @@ def check_trial(config: TrainConfig) -> None:
             f"fleet.resources_per_replica = {fleet.resources_per_replica}: must hold something in a sweep, for example "
             "CPU: 0.1: it is what a trial is placed by"
         )
-
-
-def plain(value: Any) -> Any:
-    """The value; a numpy scalar, which searchers draw, as a number of Python's own."""
-    return value.item() if hasattr(value, "item") and not getattr(value, "ndim", 0) else value
-
-
-def _asked(space: Space, name: str, given: Any) -> Any:
-    """What a function of the space says; an error in there is the space's, and ends this trial only."""
-    try:
-        return getattr(space, name)(given)
-    except LowCommError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"space {space.name}: {name} failed with {type(error).__name__}: {reason}") from error
 
 
 def _nested(name: str, value: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import pytest
 
 from ray_lowcomm.core.errors import FleetError
-from ray_lowcomm.core.settings import FleetSettings
+from ray_lowcomm.core.settings import CohortSettings, FleetSettings
 from ray_lowcomm.runtime.cluster import _fits, check_room
 
 
@@ -15,6 +15,14 @@ def test_a_fleet_that_fits_is_let_in(ray_cluster):
 def test_all_that_lacks_is_named(ray_cluster):
     with pytest.raises(FleetError, match=r"9 x 1 CPU = 9 CPU needed, 8 there; 9 x 2 GPU = 18 GPU needed, 0 there"):
         check_room(FleetSettings(replicas=9, resources_per_replica={"CPU": 1, "GPU": 2}))
+
+
+def test_a_cohort_must_find_nodes_with_its_labels(ray_cluster):
+    nowhere = CohortSettings(replicas=2, label_selector={"ray.io/region": "nowhere"})
+    with pytest.raises(FleetError, match=r"label_selector = .*: 2 replicas needed, only 0 fit on nodes with such"):
+        check_room(FleetSettings(replicas=3, cohorts=(CohortSettings(replicas=1), nowhere)))
+    elsewhere = CohortSettings(replicas=2, label_selector={"ray.io/region": "!nowhere"})
+    check_room(FleetSettings(replicas=2, cohorts=(elsewhere,)))
 
 
 def test_of_an_elastic_fleet_the_least_number_must_fit(ray_cluster):

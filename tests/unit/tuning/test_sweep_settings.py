@@ -16,7 +16,7 @@ def load(*argv):
         (["--num-samples", "many"], "num_samples = 'many': must be a whole number or null"),
         (["--time-budget", "0"], "time_budget = 0.0: must be greater than 0"),
         (["--grace", "nan"], "grace = nan: must be greater than 0"),
-        (["--reduction_factor", "1"], "reduction_factor = 1.0: must be greater than 1"),
+        (["--reduction_factor", "1"], "reduction_factor = 1.0: must be at least 1.01"),
         (
             ["--objective", "speed"],
             "objective = 'speed': must be val_loss, bytes_up, bytes_to_loss or val_loss,bytes_up",
