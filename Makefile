@@ -18,7 +18,7 @@ train: install
 	.venv/bin/python -m jobs.train
 
 test: install
-	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile
+	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: install
 	.venv/bin/python -m pytest -m slow

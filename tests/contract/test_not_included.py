@@ -18,9 +18,15 @@ def _case(residual: str, topk: int, **more: object) -> Case:
 
 def _unshared(one) -> torch.Tensor:
     """What this replica has and the anchor has not: in its parameters, and in its buffer if it has one."""
-    unshared = one.strategy.anchor.pseudo_gradient()
+    unshared = _as_kept(one, one.strategy.anchor.pseudo_gradient())
     residual = getattr(one.strategy, "residual", None)
     return unshared if residual is None else unshared + residual
+
+
+def _as_kept(one, flat: torch.Tensor) -> torch.Tensor:
+    """Elements, or the coefficients that a buffer keeps in their place."""
+    codec = one.strategy.codec
+    return codec.coefficients_(flat.clone()) if codec.spectral else flat
 
 
 @pytest.mark.parametrize("residual", ["model", "buffer"])
@@ -39,7 +45,7 @@ def test_progress_that_was_not_counted_goes_out_with_the_next_message(residual: 
     # the next message of replica 1 carries it
     again = propose(fleet[1], ops)
     carried = fleet[1].strategy.codec.parse(again[0].payload.data)
-    sent = fleet[1].strategy.codec.decode_mean([carried], [1.0])
+    sent = _as_kept(fleet[1], fleet[1].strategy.codec.decode_mean([carried], [1.0]))
     assert float((before[1] - sent).norm()) < (1e-5 if topk == 16 else float(before[1].norm()))
 
 

@@ -90,6 +90,7 @@ def table_of(folder):
     return pq.read_table(path).to_pylist() if path.exists() else []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_resume_after_sigterm_finishes_the_rest_only(tmp_path):
     """The second of three trials is interrupted after a checkpoint; the first is not run again."""

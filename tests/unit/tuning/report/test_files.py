@@ -89,7 +89,7 @@ def test_the_page_sums_up_and_lists_all_trials_best_first(evening):
     assert "strategy.outer_optimizer" not in head
     assert "The same in all trials: strategy. outer_ optimizer nesterov" in page.text
     assert trials[-1].reason in page.text
-    assert "python -m jobs.train --config best.yaml" in page.text
+    assert "python -m jobs.train --config SWEEP/best.yaml" in page.text
 
 
 def test_the_page_needs_nothing_from_outside_and_runs_nothing(evening):
