@@ -1,5 +1,6 @@
 """Channel and transport of a replica that lives in a Ray actor."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from ray_lowcomm.engine import messages as m
 from ray_lowcomm.transport.ray_collective import LowCommGroup, Pending, Rendezvous, close_group, open_group
 
 ASK_TIMEOUT_S = 10.0
+GONE_S = 5.0  # a run that is stopped kills its driver and its replicas: one that lives on for a moment says nothing
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class RayChannel:
             answer: m.Answer = ray.get(reference)
             return answer
         except RayError as error:
+            time.sleep(GONE_S)
             raise FleetError(f"the driver of the run is gone ({type(error).__name__})") from error
 
     def exchange_is_on(self, generation: int) -> bool:
