@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from ray_lowcomm.core.codecs.topk import Kept, Reduce, TopK
@@ -82,24 +83,24 @@ class Gather:
 
     def __init__(self, codec: TopK, reduce: Reduce) -> None:
         self.codec, self.reduce = codec, reduce
-        self._own: dict[str, Kept] = {}
+        self._own: dict[str, tuple[Tensor, Kept]] = {}
         self._parsed: dict[str, tuple[Received, list[Kept]]] = {}
 
     def open(self, key: str, flat: Tensor) -> Outgoing:
         """One message for all."""
         encoded = self.codec.encode(flat, key)
-        self._own[key] = encoded.kept
+        self._own[key] = encoded.message, encoded.kept
         return Outgoing(Payload("gather", encoded.message), encoded.distance)
 
     def check(self, key: str, received: Received) -> None:
         """Parse all messages; what they hold is kept for `take`."""
-        self._parsed[key] = (received, self._parse(received))
+        self._parsed[key] = (received, self._parse(received, self._own[key]))
 
     def take(self, key: str, received: Received) -> Taken:
         """All messages, with the members' weights."""
         own, checked = self._own.pop(key), self._parsed.pop(key, None)
-        parsed = checked[1] if checked is not None and checked[0] is received else self._parse(received)
-        return Taken(self.codec, own, parsed, received.weights, self.reduce)
+        parsed = checked[1] if checked is not None and checked[0] is received else self._parse(received, own)
+        return Taken(self.codec, own[1], parsed, received.weights, self.reduce)
 
     def discard(self, key: str) -> None:
         """Forget it."""
@@ -117,9 +118,12 @@ class Gather:
     def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor] | None) -> None:
         """There is nothing to take over."""
 
-    def _parse(self, received: Received) -> list[Kept]:
-        parsed = []
+    def _parse(self, received: Received, own: tuple[Tensor, Kept]) -> list[Kept]:
+        parsed, (sent, kept) = [], own
         for member, message in zip(received.members, received.parts, strict=True):
+            if torch.equal(message, sent):  # came back as it was: what it holds is known
+                parsed.append(kept)
+                continue
             try:
                 parsed.append(self.codec.parse(message))
             except PayloadError as error:

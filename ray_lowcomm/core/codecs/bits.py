@@ -7,6 +7,8 @@ planes: one of their low bytes, then one of what is above. The last byte of a pl
 import torch
 from torch import Tensor
 
+HALVES = ((8, torch.int16), (16, torch.int32), (32, torch.int64))  # bits of half a word, and what holds it
+
 
 def packed_size(count: int, width: int) -> int:
     """Bytes that `pack` needs for `count` numbers of `width` bits."""
@@ -16,44 +18,50 @@ def packed_size(count: int, width: int) -> int:
 
 def pack(numbers: Tensor, width: int) -> Tensor:
     """Numbers [m], integers in [0, 2^width), as uint8 [packed_size(m, width)]."""
-    if width == 0:
+    if width == 0 or len(numbers) == 0:
         return torch.empty(0, dtype=torch.uint8, device=numbers.device)
     if width > 8:
         return torch.cat([numbers.bitwise_and(255).to(torch.uint8), pack(numbers >> 8, width - 8)])
     if width == 8:
         return numbers.to(torch.uint8)
     size = packed_size(len(numbers), width)
-    per_byte = 8 // width if 8 % width == 0 else 0
-    dtype = torch.uint8 if per_byte else torch.int64
-    columns = _padded(numbers.to(dtype), per_byte or 8).view(-1, per_byte or 8)
-    word = columns.new_zeros(len(columns))  # not a clone of the first column, which might keep its stride
-    for i in range(columns.shape[1]):
-        word |= columns[:, i] << (i * width)
-    # eight numbers of w bits are w bytes: the low ones of a 64-bit word
-    packed = word if per_byte else word.view(torch.uint8).view(-1, 8)[:, :width].reshape(-1)
-    return packed[:size]
+    if 8 % width == 0:
+        columns = _padded(numbers.to(torch.uint8), 8 // width).view(-1, 8 // width)
+        packed = columns.new_zeros(len(columns))  # not a clone of the first column, which might keep its stride
+        for i in range(columns.shape[1]):
+            packed |= columns[:, i] << (i * width)
+        return packed[:size]
+    # eight numbers of w bits are w bytes, the low ones of a 64-bit word: three times, halves of a word move together
+    word = _padded(numbers.to(torch.uint8), 8)
+    for held, dtype in HALVES:
+        word = word.view(dtype)
+        low = (1 << width * held // 8) - 1
+        word = (word & low) | ((word >> (held - width * held // 8)) & (low << width * held // 8))
+    return word.view(torch.uint8).view(-1, 8)[:, :width].reshape(-1)[:size]
 
 
 def unpack(packed: Tensor, width: int, count: int) -> Tensor:
     """Inverse of `pack`: `count` numbers, uint8 for up to 8 bits, else int64."""
-    if width == 0:
+    if width == 0 or count == 0:
         return torch.zeros(count, dtype=torch.uint8, device=packed.device)
     if width > 8:
         return packed[:count].to(torch.int64) | unpack(packed[count:], width - 8, count).to(torch.int64) << 8
     if width == 8:
         return packed[:count].clone()
-    mask = (1 << width) - 1
     if 8 % width == 0:
-        word, per_word = packed, 8 // width
-    else:
-        rows = _padded(packed, width).view(-1, width)
-        wide = rows.new_zeros(len(rows), 8)
-        wide[:, :width] = rows
-        word, per_word = wide.view(torch.int64).view(-1), 8
-    columns = torch.empty(len(word), per_word, dtype=torch.uint8, device=packed.device)
-    for i in range(per_word):
-        columns[:, i] = (word >> (i * width)) & mask
-    return columns.view(-1)[:count]
+        columns = torch.empty(len(packed), 8 // width, dtype=torch.uint8, device=packed.device)
+        for i in range(8 // width):
+            columns[:, i] = (packed >> (i * width)) & ((1 << width) - 1)
+        return columns.view(-1)[:count]
+    rows = _padded(packed, width).view(-1, width)
+    wide = rows.new_zeros(len(rows), 8)
+    wide[:, :width] = rows
+    word = wide.view(-1)
+    for held, dtype in reversed(HALVES):
+        word = word.view(dtype)
+        low = (1 << width * held // 8) - 1
+        word = (word & low) | ((word & (low << width * held // 8)) << (held - width * held // 8))
+    return word.view(torch.uint8)[:count]
 
 
 def padding_is_zero(packed: Tensor, width: int, count: int) -> bool:

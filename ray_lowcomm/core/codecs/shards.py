@@ -278,7 +278,7 @@ class Shard:
             rows = self._rows(total, piece)
             senders = torch.zeros_like(rows) if reduce == "senders" and self._cut(piece).sparse else None
             for message, weight in zip(messages, weights, strict=True):
-                decoded, indices = message.values.decode(i), message.indices[i]
+                decoded, indices = message.decode(i), message.indices[i]
                 if indices is None:
                     rows.add_(decoded, alpha=weight)
                     continue
@@ -313,7 +313,7 @@ class Shard:
             numbers.append(rows.gather(1, indices))
         message, kept = self.encode(chosen, numbers, key)
         for i, piece in enumerate(self.pieces):
-            rows, decoded, at = self._rows(total, piece), kept.values.decode(i), kept.indices[i]
+            rows, decoded, at = self._rows(total, piece), kept.decode(i), kept.indices[i]
             rows.sub_(decoded) if at is None else rows.scatter_add_(1, at, -decoded)
         return message, kept
 
@@ -330,7 +330,7 @@ class Shard:
         for i, piece in enumerate(self.pieces):
             cut = self._cut(piece)
             if cut.sparse and self.codec.transform:
-                sums = kept.values.decode(i).abs().sum(1)
+                sums = kept.decode(i).abs().sum(1)
                 if not all_finite(sums.mul_(2 * cut.group.elements**0.5)):
                     raise PayloadError(problem)
 

@@ -26,7 +26,7 @@ and nothing of a message is used before all of it has been checked.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Literal
@@ -47,7 +47,7 @@ from ray_lowcomm.core.errors import PayloadError, SettingError
 from ray_lowcomm.core.guards import all_finite
 
 Reduce = Literal["replicas", "senders"]
-SLAB = {"cpu": 1 << 19, "cuda": 1 << 23}  # elements worked on at once: a processor's cache; many for a GPU
+SLAB = {"cpu": 1 << 18, "cuda": 1 << 23}  # elements worked on at once: a processor's cache; many for a GPU
 
 
 RAW = ValueFormat()
@@ -69,6 +69,18 @@ class Kept:
 
     indices: tuple[Tensor | None, ...]
     values: Values
+    _decoded: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def decode(self, group: int, start: int = 0, stop: int | None = None) -> Tensor:
+        """What receivers read for chunks [start, stop) of a group, [stop − start, k]: do not write to it.
+
+        Of sparse groups all is kept once it was asked for: it is small, and needed for the checks and for each sum.
+        """
+        if self.indices[group] is None:
+            return self.values.decode(group, start, stop)
+        if group not in self._decoded:
+            self._decoded[group] = self.values.decode(group)
+        return self._decoded[group][start:stop]
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,7 @@ class Encoded:
 
     def distance(self) -> float:
         """L2 distance between what was to be sent and what receivers read (a DCT changes no distance)."""
-        squares = (float((v - self.kept.values.decode(i)).norm()) ** 2 for i, v in enumerate(self.values))
+        squares = (float((v - self.kept.decode(i)).norm()) ** 2 for i, v in enumerate(self.values))
         return math.sqrt(self.rest + sum(squares))
 
 
@@ -246,7 +258,7 @@ class TopK:
         for number, (cut, indices) in enumerate(zip(self.cuts, kept.indices, strict=True)):
             if indices is not None and not inverse:
                 positions = cut.group.positions(indices, self._places[number]).view(-1)
-                flat.index_add_(0, positions, (kept.values.decode(number) * weight).view(-1))
+                flat.index_add_(0, positions, (kept.decode(number) * weight).view(-1))
 
     def _elements(self, number: int, slab: Slab, coefficients: Tensor, room: Tensor) -> Tensor:
         """Elements [chunks, *shape] from what was sent for them, [chunks, elements]."""
@@ -275,7 +287,7 @@ class TopK:
             transform = self.transform and not self.spectral
             rows = (dct(chunks, room[1:3]) if transform else chunks).view(len(chunks), -1)
             try:
-                indices = largest(rows, self.cuts[number].kept, "the values to be sent overflow", room[3:])
+                indices = largest(rows, self.cuts[number].kept, "the values to be sent overflow", room[3])
             except PayloadError:
                 _must_be_finite(chunks)  # else it is the transform that is too much for them
                 raise
@@ -309,7 +321,7 @@ class TopK:
         """No sum that a transform makes on its way may overflow; 2 √c Σ|v| is above all of them, also inside an FFT."""
         for number, cut in enumerate(self.cuts):
             if cut.sparse and self.transform:
-                sums = kept.values.decode(number).abs().sum(1)
+                sums = kept.decode(number).abs().sum(1)
                 if not all_finite(sums.mul_(2 * math.sqrt(cut.group.elements))):
                     raise PayloadError(problem)
 
@@ -323,7 +335,7 @@ def _rows(room: Tensor, slab: Slab) -> Tensor:
 def _accumulate(total: Tensor, senders: Tensor | None, kept: Kept, part: tuple[int, Slab], weight: float) -> None:
     """Add a message's share of a slab to `total`, and its weight to `senders`, both [chunks, elements]."""
     number, slab = part
-    decoded, indices = kept.values.decode(number, slab.start, slab.stop), kept.indices[number]
+    decoded, indices = kept.decode(number, slab.start, slab.stop), kept.indices[number]
     if indices is None:
         total.add_(decoded, alpha=weight)
         return
