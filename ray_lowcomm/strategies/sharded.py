@@ -57,9 +57,10 @@ class Open:
         """See `Sharding`."""
         ranges, held, parts, own = self.combiner.ranges, self.combiner.held, [], []
         for rank, shard in enumerate(self.combiner.shards(len(seats.members))):
-            message, kept = shard.encode(shard.of(self.indices), self._numbers(shard), self.key)
-            own.append(kept)
             piece = ranges.within(held, shard) if held is not None and rank != seats.rank else None
+            behind = piece is not None
+            message, kept = shard.encode(shard.of(self.indices), self._numbers(shard), self.key, behind=behind)
+            own.append(kept)
             parts.append(message if piece is None else torch.cat([ranges.pack(piece), message]))
         self.attempt = Attempt(seats, own)
         return parts
@@ -79,7 +80,7 @@ class Open:
                 continue
             try:
                 given, message = ranges.split(part, shard)
-                messages.append(shard.parse(message))
+                messages.append(shard.parse(message, behind=given is not None))
             except PayloadError as error:
                 raise PayloadError(f"message of replica {member}: {error}") from error
             residuals += [] if given is None else [given]

@@ -13,6 +13,8 @@ front of the message that goes to the new owner, in the same frame:
                 chunks and the transform, and in the place of the quotients' bits stands the number of coefficients
     range       first chunk, and the chunk after the last (2 x int64)
     values      the coefficients, in the layout's dtype
+
+A message behind something that is handed on has the flag 8, so that nobody takes it for a whole part without that.
 """
 
 from bisect import bisect_right
@@ -35,7 +37,7 @@ from ray_lowcomm.core.digest import digest_text, tensor_bytes
 from ray_lowcomm.core.errors import PayloadError
 from ray_lowcomm.core.guards import all_finite
 
-HANDED_ON = 4  # flag
+HANDED_ON, BEHIND = 4, 8  # flags
 _FLAGS = 7  # byte of the header
 _RANGE = 16  # bytes
 
@@ -236,8 +238,12 @@ class Shard:
         parts = [(whole[piece.number], piece) for piece in self.pieces]
         return [None if part is None else part[piece.start : piece.stop] for part, piece in parts]
 
-    def encode(self, indices: Sequence[Tensor | None], numbers: Sequence[Tensor], key: str) -> tuple[Tensor, Kept]:
+    def encode(
+        self, indices: Sequence[Tensor | None], numbers: Sequence[Tensor], key: str, *, behind: bool = False
+    ) -> tuple[Tensor, Kept]:
         """(message, what receivers read) of what was chosen of each piece: indices and values [count, k].
+
+        `behind`: something that is handed on goes in front of it.
 
         Raises:
             PayloadError: values overflow when they are rounded or decoded.
@@ -250,15 +256,15 @@ class Shard:
         coded = golomb.encode([found for found in indices if found is not None], sparse)
         moduli = torch.tensor(coded.moduli, dtype=torch.uint8)
         streams = [moduli, *kept.values.streams(), *coded.streams, coded.unary]
-        return seal(self._identity, coded.unary_bits, streams), kept
+        return seal(self._identity(behind), coded.unary_bits, streams), kept
 
-    def parse(self, message: Tensor) -> Kept:
-        """The content of a message, after every check.
+    def parse(self, message: Tensor, *, behind: bool = False) -> Kept:
+        """The content of a message, after every check; `behind` as for `encode`.
 
         Raises:
             PayloadError: the message is not exactly as the format says.
         """
-        unary_bits, body = unseal(message, self._identity)
+        unary_bits, body = unseal(message, self._identity(behind))
         reader = Reader(body.to(self.codec.device))
         cuts = [(self._cut(piece), piece.count) for piece in self.pieces]
         shapes = [golomb.SetShape(count, cut.group.elements, cut.kept) for cut, count in cuts if cut.sparse]
@@ -334,12 +340,17 @@ class Shard:
                 if not all_finite(sums.mul_(2 * cut.group.elements**0.5)):
                     raise PayloadError(problem)
 
+    def _identity(self, behind: bool) -> Identity:
+        form = self.codec.form
+        flags = self.codec.transform + 2 * (form.kind == "e3m0") + BEHIND * behind
+        return Identity(form.bits, flags, self._digest)
+
     @cached_property
-    def _identity(self) -> Identity:
+    def _digest(self) -> int:
         codec, form = self.codec, self.codec.form
         kept = [(cut.kept, cut.sparse) for cut in codec.cuts]
         text = f"{self.ranges.digest}{kept}{form.bits}{form.kind}{codec.table_per_chunk} {self.start} {self.stop}"
-        return Identity(form.bits, codec.transform + 2 * (form.kind == "e3m0"), int(digest_text(text), 16))
+        return int(digest_text(text), 16)
 
 
 def _sums(numbers: Sequence[int]) -> list[int]:

@@ -184,9 +184,9 @@ def test_nobody_may_hand_on_what_another_has_or_what_is_not_the_shards() -> None
 # ---- damage -------------------------------------------------------------------------------------------------------
 
 
-def test_damaged_parts_are_refused_and_a_liar_does_no_harm() -> None:
-    """Parts with and without what is handed on, truncated, with flipped bits and with lying counts."""
-    rng = np.random.Generator(np.random.PCG64(0))
+def _fuzz(number: int, seed: int) -> tuple[int, int]:
+    """(changed parts, how many of them a liar got through), with and without what is handed on."""
+    rng = np.random.Generator(np.random.PCG64(seed))
     changed = through = 0
     for form in FORMATS:
         one = ranges(form)
@@ -194,22 +194,35 @@ def test_damaged_parts_are_refused_and_a_liar_does_no_harm() -> None:
             held = Held(shard.start, shard.stop, values(shard.size, 1))
             packed = one.pack(held)
             assert packed[7] == HANDED_ON
-            for good, rest in ((message, message[:0]), (packed, message)):
-                for _ in range(12):
+            following, _ = shard.encode(*_nothing(shard), "op", behind=True)
+            for good, rest in ((message, message[:0]), (packed, following)):
+                for _ in range(number):
                     bad = damaged(good, rng)
                     if not torch.equal(bad, good):
                         changed += 1
                         assert not _taken(one, shard, torch.cat([bad, rest])), "accepted damage"
                         through += _taken(one, shard, torch.cat([repaired(bad), rest]))
+    return changed, through
+
+
+def test_damaged_parts_are_refused_and_a_liar_does_no_harm() -> None:
+    changed, through = _fuzz(number=12, seed=0)
     assert changed > 400
     assert 0 < through < changed  # lies about values cannot be told from truth
+
+
+@pytest.mark.slow
+def test_10_000_parts() -> None:
+    changed, through = _fuzz(number=320, seed=1)
+    assert changed > 10_000
+    assert 0 < through < changed
 
 
 def _taken(one: Ranges, shard: Shard, part: torch.Tensor) -> bool:
     """Whether a part was taken; what is taken must fit into the shard and be finite."""
     try:
         given, message = one.split(part, shard)
-        kept = shard.parse(message)
+        kept = shard.parse(message, behind=given is not None)
         residual, missing = one.collect(shard, [] if given is None else [given])
     except PayloadError:
         return False
@@ -237,7 +250,7 @@ GOLDEN = (
     "524c434d02002004360ffa91ec1cc4f2230b4e704b0678e20500000000000000"  # 32 bits, handed on, 5 coefficients
     "02000000000000000300000000000000"  # chunks 2 to 3
     "000000000000803f000000400000404000008040"  # 0, 1, 2, 3, 4
-    "524c434d02000200932160224c45766d340a69483a844ddd0500000000000000"  # 2 bits, 5 bits of quotients
+    "524c434d02000208932160224c45766d5964b9d1a56f05570500000000000000"  # 2 bits, behind it, 5 bits of quotients
     "06"  # modulus 7
     "68407040203f4340"  # two levels of the matrix, two of the vector, bfloat16
     "5cc6"  # 3 + 5 values
@@ -248,7 +261,9 @@ GOLDEN = (
 def test_the_bytes_of_a_part_stay_what_they_are() -> None:
     one = Ranges(codec((6, 12), (5,), size=6, topk=3, transform=False, values=ValueFormat(2)))
     flat = ((torch.arange(77) * 37 + 11) % 64 - 32).float() / 8
-    shard, message, _ = cut_up(one, flat, 2)[1]
+    indices, numbers, _ = one.codec.choose(flat)
+    shard = one.cut(2)[1]
+    message, _ = shard.encode(shard.of(indices), shard.of(numbers), "op", behind=True)
     part = torch.cat([one.pack(Held(2, 3, torch.arange(5.0))), message])
     assert part.numpy().tobytes().hex() == GOLDEN
     held, rest = one.split(torch.frombuffer(bytearray.fromhex(GOLDEN), dtype=torch.uint8), shard)
