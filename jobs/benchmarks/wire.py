@@ -47,7 +47,7 @@ LAYERS, WIDTH_STEP, HEAD = 8, 64, 64
 VOCABULARY = 256
 INNER_STEPS, BATCH = 2, 2
 FP32 = 32.0
-TABLE_WIDTH = 130
+TABLE_WIDTH = 150
 KINDS = ("bytes_up", "bytes_down", "wire_bytes_up", "wire_bytes_down")
 
 Row = dict[str, Any]

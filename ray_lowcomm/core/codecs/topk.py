@@ -25,7 +25,7 @@ and nothing of a message is used before all of it has been checked.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -40,6 +40,7 @@ from ray_lowcomm.core.codecs.formats import Units, ValueFormat
 from ray_lowcomm.core.codecs.message import HEADER, Identity, seal, unseal
 from ray_lowcomm.core.codecs.reader import Reader
 from ray_lowcomm.core.codecs.select import largest
+from ray_lowcomm.core.codecs.slabs import Task, each
 from ray_lowcomm.core.codecs.values import Values
 from ray_lowcomm.core.dct import dct, idct
 from ray_lowcomm.core.digest import digest_text
@@ -81,6 +82,12 @@ class Kept:
         if group not in self._decoded:
             self._decoded[group] = self.values.decode(group)
         return self._decoded[group][start:stop]
+
+    def decode_all(self) -> None:
+        """Decode all sparse groups now, so that threads only have to read."""
+        for group, indices in enumerate(self.indices):
+            if indices is not None:
+                self.decode(group)
 
 
 @dataclass(frozen=True)
@@ -169,9 +176,15 @@ class TopK:
         return Identity(self.form.bits, flags, int(digest_text(text), 16))
 
     @cached_property
-    def _slabs(self) -> tuple[list[Slab], ...]:
+    def _tasks(self) -> list[Task]:
+        """(number of its group, slab) of all slabs."""
         limit = SLAB["cpu" if torch.device(self.device).type == "cpu" else "cuda"]
-        return tuple(cut.group.slabs(limit) for cut in self.cuts)
+        return [(number, slab) for number, cut in enumerate(self.cuts) for slab in cut.group.slabs(limit)]
+
+    @cached_property
+    def _sparse(self) -> list[Task]:
+        """Those of groups of which a part is sent."""
+        return [task for task in self._tasks if self.cuts[task[0]].sparse]
 
     @cached_property
     def _places(self) -> tuple[Places, ...]:
@@ -233,7 +246,10 @@ class TopK:
         """
         layout = self.plan.layout
         flat = torch.empty(layout.numel, dtype=layout.dtype, device=self.device) if out is None else out
-        for number, slab, room in self._rooms(flat):
+        for message in messages:
+            message.decode_all()
+
+        def add_up(number: int, slab: Slab, room: Tensor) -> None:
             total = _rows(room[0], slab).zero_()
             senders = None
             if reduce == "senders" and self.cuts[number].sparse:
@@ -243,20 +259,24 @@ class TopK:
             if senders is not None:
                 total.div_(senders.masked_fill_(senders == 0, 1.0))
             slab.scatter(self._elements(number, slab, total, room[1:3]), flat)
+
+        each(self._tasks, flat, add_up)
         return flat
 
     def add_(self, flat: Tensor, kept: Kept, weight: float) -> None:
         """Add `weight` times what a message decodes to to elements [n], contiguous."""
-        inverse = self.transform and not self.spectral
-        for number, slab, room in self._rooms(flat):
-            indices = kept.indices[number]
-            if indices is not None and not inverse:
-                continue
+        scattered = not self.transform or self.spectral
+        kept.decode_all()
+
+        def add(number: int, slab: Slab, room: Tensor) -> None:
             total = _rows(room[0], slab).zero_()
             _accumulate(total, None, kept, (number, slab), 1.0)
             slab.add(self._elements(number, slab, total, room[1:3]), flat, weight)
+
+        whole = [task for task in self._tasks if not (scattered and self.cuts[task[0]].sparse)]
+        each(whole, flat, add)
         for number, (cut, indices) in enumerate(zip(self.cuts, kept.indices, strict=True)):
-            if indices is not None and not inverse:
+            if indices is not None and scattered:
                 positions = cut.group.positions(indices, self._places[number]).view(-1)
                 flat.index_add_(0, positions, (kept.decode(number) * weight).view(-1))
 
@@ -267,9 +287,12 @@ class TopK:
 
     def coefficients_(self, flat: Tensor) -> Tensor:
         """Transform elements [n], contiguous, in place: each coefficient takes the place of its element."""
-        for number, slab, room in self._rooms(flat):
-            if self.transform and self.cuts[number].sparse:
-                slab.scatter(dct(slab.gather(flat, room[0]), room[1:3]), flat)
+
+        def transform(number: int, slab: Slab, room: Tensor) -> None:
+            slab.scatter(dct(slab.gather(flat, room[0]), room[1:3]), flat)
+
+        if self.transform:
+            each(self._sparse, flat, transform)
         return flat
 
     def choose(self, flat: Tensor) -> tuple[tuple[Tensor | None, ...], list[Tensor], float]:
@@ -278,44 +301,36 @@ class TopK:
         Raises:
             PayloadError: as `encode`.
         """
-        found: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        rest = 0.0
-        for number, slab, room in self._rooms(flat):
-            if not self.cuts[number].sparse:
-                continue
+        transform = self.transform and not self.spectral
+
+        def pick(number: int, slab: Slab, room: Tensor) -> tuple[Tensor, Tensor, float]:
             chunks = slab.gather(flat, room[0])
-            transform = self.transform and not self.spectral
             rows = (dct(chunks, room[1:3]) if transform else chunks).view(len(chunks), -1)
             try:
                 indices = largest(rows, self.cuts[number].kept, "the values to be sent overflow", room[3])
             except PayloadError:
                 _must_be_finite(chunks)  # else it is the transform that is too much for them
                 raise
-            found.setdefault(number, []).append((indices, rows.gather(1, indices)))
-            rest += float(rows.scatter_(1, indices, 0.0).norm()) ** 2
+            picked = rows.gather(1, indices)
+            return indices, picked, float(rows.scatter_(1, indices, 0.0).norm()) ** 2
+
+        found = each(self._sparse, flat, pick)
+        of_group = {
+            number: [result[:2] for (at, _), result in zip(self._sparse, found, strict=True) if at == number]
+            for number in range(len(self.cuts))
+        }
         chosen: list[Tensor | None] = []
         parts = []
         for number, cut in enumerate(self.cuts):
             if cut.sparse:
-                indices, part = (torch.cat(pieces) for pieces in zip(*found[number], strict=True))
+                indices, part = (torch.cat(pieces) for pieces in zip(*of_group[number], strict=True))
                 chosen.append(indices)
             else:
                 part = cut.group.whole.gather(flat).view(cut.group.count, -1)
                 _must_be_finite(part)
                 chosen.append(None)
             parts.append(part)
-        return tuple(chosen), parts, rest
-
-    def _rooms(self, flat: Tensor) -> Iterator[tuple[int, Slab, Tensor]]:
-        """(number of the group, slab, room for five copies of its chunks), slab by slab.
-
-        The room is the same for all slabs: fresh memory costs more than what is done in it.
-        """
-        slabs = [(number, slab) for number, slabs in enumerate(self._slabs) for slab in slabs]
-        sizes = [(slab.stop - slab.start) * math.prod(slab.shape) for _, slab in slabs]
-        room = flat.new_empty(5, max(sizes, default=0))
-        for number, slab in slabs:
-            yield number, slab, room
+        return tuple(chosen), parts, sum(rest for _, _, rest in found)
 
     def _check_decoded(self, kept: Kept, problem: str) -> None:
         """No sum that a transform makes on its way may overflow; 2 √c Σ|v| is above all of them, also inside an FFT."""
