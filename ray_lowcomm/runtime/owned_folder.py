@@ -13,8 +13,10 @@ from ray_lowcomm.runtime.submitted import refuse_temporary
 
 
 def folder_path(run: RunSettings) -> str:
-    """``<run.output_dir>/<run.name>``: a URI, or an absolute path."""
+    """``<run.output_dir>/<run.name>``: a URI, or an absolute path. SettingError: a URI that names no place."""
     if "://" in run.output_dir:
+        if not run.output_dir.partition("://")[2].strip("/"):
+            raise SettingError("run.output_dir", run.output_dir, "names no bucket or folder: write s3://BUCKET/FOLDER")
         return f"{run.output_dir.rstrip('/')}/{run.name}"
     return str(Path(run.output_dir).expanduser().absolute() / run.name)
 
@@ -72,6 +74,8 @@ class OwnedFolder:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
         except Timeout as error:
+            if not Path(self._lock.lock_file).exists():  # the lock waits for a folder in which no file can be
+                raise OSError(f"no file can be created in {Path(self.path).parent}") from error
             raise FleetError(
                 f"{self.path} belongs to a run or sweep that is going on: choose another run.name"
             ) from error

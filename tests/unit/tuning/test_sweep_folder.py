@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 
 from ray_lowcomm.config import load_config, to_yaml
@@ -101,3 +103,15 @@ def test_the_folder_of_a_run_is_no_sweep(tmp_path):
     (tmp_path / "config.yaml").write_text("run: {name: x}\n")
     with pytest.raises(FleetError, match="is of a run, not of a sweep"):
         check_unchanged(config(), str(tmp_path))
+
+
+@pytest.mark.parametrize("uri", ["s3://", "gs:///"])
+def test_a_uri_that_names_no_place(uri):
+    with pytest.raises(SettingError, match="names no bucket or folder"):
+        SweepFolder(RunSettings(output_dir=uri), False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_folder_in_which_no_file_can_be_is_not_called_taken():
+    with pytest.raises(SettingError, match="cannot be used"), SweepFolder(RunSettings(output_dir="/proc"), False):
+        pass
