@@ -41,12 +41,13 @@ def _unused(settings: StrategySettings) -> dict[str, str]:
 
 def _derived(settings: StrategySettings) -> StrategySettings:
     paper = settings.variant == "paper"
-    topk = settings.topk or (32 if paper else min(64, (settings.chunk_size or 64) ** 2))
+    topk = settings.topk or (32 if paper else max(1, (settings.chunk_size or 64) ** 2 // 32))
+    bits = settings.value_bits or (32 if paper else 1)
     momentum = settings.outer_momentum if settings.outer_momentum is not None else (0.9 if paper else 0.7)
     decay = settings.residual_decay
     if decay is None:
         decay = 0.95 if settings.residual == "buffer" else 1.0
-    return replace(settings, topk=topk, outer_momentum=momentum, residual_decay=decay)
+    return replace(settings, topk=topk, value_bits=bits, outer_momentum=momentum, residual_decay=decay)
 
 
 DCT_MOMENTUM = Algorithm(
@@ -60,6 +61,7 @@ DCT_MOMENTUM = Algorithm(
         "outer_lr": 0.7,
         "outer_momentum": None,
         **VALUES,
+        "value_bits": None,
         "variant": "consistent",
         "reduce": "replicas",
         "overlap_steps": 0,

@@ -24,7 +24,8 @@ def _engine(tmp_path, **fields: Any) -> list[tuple[np.ndarray, np.ndarray]]:
         anchors[index].append(strategy_of(replica).shared_parameters().clone())
         own[index].append(model.flat().detach().clone())
 
-    settings = StrategySettings(name="dct_momentum", inner_steps=H, chunk_size=CHUNK, topk=TOPK, **fields)
+    tiles = {"inner_steps": H, "chunk_size": CHUNK, "topk": TOPK, "value_bits": 32}
+    settings = StrategySettings(name="dct_momentum", **(tiles | fields))
     job = Job(settings, ref.Quadratic, W, H * ROUNDS, ref.sgd, ref.batch, ref.loss, watch=watch)
     assert run(job, tmp_path).failure is None
     if fields.get("variant") == "paper":

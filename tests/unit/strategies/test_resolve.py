@@ -19,7 +19,8 @@ def test_resolving_twice_changes_nothing_and_leaves_no_default_open(name: str) -
 
 def test_defaults_of_the_main_job() -> None:
     resolved = resolve(StrategySettings())
-    assert (resolved.name, resolved.topk, resolved.chunk_size, resolved.residual) == ("dct_momentum", 64, 64, "model")
+    assert (resolved.name, resolved.chunk_size, resolved.residual) == ("dct_momentum", 64, "model")
+    assert (resolved.topk, resolved.value_bits) == (128, 1)
     assert (resolved.outer_lr, resolved.outer_momentum, resolved.residual_decay) == (0.7, 0.7, 1.0)
     assert resolve(StrategySettings(residual="buffer")).residual_decay == 0.95
 
@@ -46,8 +47,13 @@ def test_what_is_given_stays() -> None:
     assert (resolved.topk, resolved.outer_momentum, resolved.residual_decay, resolved.overlap_steps) == (5, 0.0, 0.0, 3)
 
 
-def test_default_topk_fits_into_a_small_chunk() -> None:
-    assert resolve(StrategySettings(chunk_size=4)).topk == 16
+def test_default_topk_is_a_share_of_the_chunk() -> None:
+    assert [resolve(StrategySettings(chunk_size=size)).topk for size in (4, 16, 256)] == [1, 8, 2048]
+
+
+def test_the_paper_variant_has_the_papers_numbers() -> None:
+    resolved = resolve(StrategySettings(variant="paper"))
+    assert (resolved.topk, resolved.value_bits, resolved.outer_momentum) == (32, 32, 0.9)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +80,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"value_bits": 3}, r"strategy\.value_bits = 3: must be one of 32, 16, 8, 4, 2, 1"),
     ({"value_format": "e3m0"}, r"strategy\.value_format = 'e3m0': needs strategy\.value_bits: 4"),
     ({"value_bits": 8, "value_format": "linear"}, r"strategy\.value_format = 'linear': needs strategy\.value_bits: 4"),
-    ({"rounding": "stochastic"}, r"strategy\.rounding = 'stochastic': needs strategy\.value_bits below 32"),
+    ({"value_bits": 32, "rounding": "stochastic"}, r"strategy\.rounding = .stochastic.: needs .*value_bits below"),
     ({"value_bits": 8, "rounding": "up"}, r"strategy\.rounding = 'up': must be one of nearest, stochastic"),
     ({"residual": "none"}, r"strategy\.residual = 'none': must be model or buffer for dct_momentum"),
     (
