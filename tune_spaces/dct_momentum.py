@@ -11,9 +11,9 @@
 `strategy.residual_decay`  0.8 … 1                       share of the buffer that is left after a round (SparseLoCo
                                                          0.95). In the model it is always 1: less would throw away the
                                                          replica's own progress
-`strategy.outer_lr`        0.4 … 1                       0.7 in the paper, and best in B4a
-`strategy.outer_momentum`  0 … 0.9                       0.7 was best with the residual in the model; a buffer with 0.9
-                                                         ended above a loss of 2.2 (B4a), so none must be possible
+`strategy.outer_lr`        0.2 … 0.8                     a coefficient that one replica has sent is not divided by all
+`strategy.outer_momentum`  0 … 0.7                       (`strategy.reduce: senders`): lr / (1 − momentum) from 0.6 to 1
+                                                         was best with 2 to 8 replicas (docs/log.md)
 =========================  ============================  =============================================================
 
 A chunk size and a share of it are drawn, not a number of coefficients: so topk <= chunk_size² in every sample, none is
@@ -39,8 +39,8 @@ def domains(base: TrainConfig) -> dict[str, Any]:
         "share_sent": tune.loguniform(1 / 512, 1 / 8),
         "strategy.residual": tune.choice(["model", "buffer"]),
         "strategy.residual_decay": tune.uniform(0.8, 1.0),
-        "strategy.outer_lr": tune.uniform(0.4, 1.0),
-        "strategy.outer_momentum": tune.uniform(0.0, 0.9),
+        "strategy.outer_lr": tune.uniform(0.2, 0.8),
+        "strategy.outer_momentum": tune.uniform(0.0, 0.7),
     }
 
 

@@ -1,8 +1,9 @@
 """Decoupled DCT momentum, in the form that keeps replicas together (arXiv 2510.03371; ALGORITHMS B4, B4a).
 
 Every H steps a replica sends the largest DCT coefficients of what it has not shared yet; all decode the mean of the
-messages and take the same outer step with it. What was not sent stays with the replica: in its own parameters
-(`residual: model`, B4a) or in a buffer (`residual: buffer`, B4). The paper's literal form is in `dct_paper`.
+messages and take the same outer step with it: by default the mean over those that sent a coefficient, as most come from
+one replica, and would else be divided by the number of all. What was not sent stays with the replica: in its own
+parameters (`residual: model`, B4a) or in a buffer (`residual: buffer`, B4). The paper's literal form is in `dct_paper`.
 """
 
 from dataclasses import replace
@@ -40,14 +41,21 @@ def _unused(settings: StrategySettings) -> dict[str, str]:
 
 
 def _derived(settings: StrategySettings) -> StrategySettings:
+    """Defaults by what was measured (docs/log.md): the numbers of the outer step go with how messages are added."""
     paper = settings.variant == "paper"
-    topk = settings.topk or (32 if paper else max(1, (settings.chunk_size or 64) ** 2 // 32))
-    bits = settings.value_bits or (32 if paper else 1)
-    momentum = settings.outer_momentum if settings.outer_momentum is not None else (0.9 if paper else 0.7)
+    senders = not paper and settings.reduce == "senders"
+    lr, momentum = (0.5, 0.3) if senders else (0.7, 0.9 if paper else 0.7)
     decay = settings.residual_decay
     if decay is None:
         decay = 0.95 if settings.residual == "buffer" else 1.0
-    return replace(settings, topk=topk, value_bits=bits, outer_momentum=momentum, residual_decay=decay)
+    return replace(
+        settings,
+        topk=settings.topk or (32 if paper else max(1, (settings.chunk_size or 64) ** 2 // 32)),
+        value_bits=settings.value_bits or (32 if paper else 1),
+        outer_lr=lr if settings.outer_lr is None else settings.outer_lr,
+        outer_momentum=momentum if settings.outer_momentum is None else settings.outer_momentum,
+        residual_decay=decay,
+    )
 
 
 DCT_MOMENTUM = Algorithm(
@@ -58,12 +66,12 @@ DCT_MOMENTUM = Algorithm(
         "residual": "model",
         "residual_decay": None,
         "outer_optimizer": "nesterov",
-        "outer_lr": 0.7,
+        "outer_lr": None,
         "outer_momentum": None,
         **VALUES,
         "value_bits": None,
         "variant": "consistent",
-        "reduce": "replicas",
+        "reduce": "senders",
         "overlap_steps": 0,
     },
     due=_due,

@@ -25,6 +25,8 @@ def _engine(tmp_path, **fields: Any) -> list[tuple[np.ndarray, np.ndarray]]:
         own[index].append(model.flat().detach().clone())
 
     tiles = {"inner_steps": H, "chunk_size": CHUNK, "topk": TOPK, "value_bits": 32}
+    if fields.get("variant") != "paper":
+        tiles["reduce"] = "replicas"
     settings = StrategySettings(name="dct_momentum", **(tiles | fields))
     job = Job(settings, ref.Quadratic, W, H * ROUNDS, ref.sgd, ref.batch, ref.loss, watch=watch)
     assert run(job, tmp_path).failure is None

@@ -21,7 +21,10 @@ def test_defaults_of_the_main_job() -> None:
     resolved = resolve(StrategySettings())
     assert (resolved.name, resolved.chunk_size, resolved.residual) == ("dct_momentum", 64, "model")
     assert (resolved.topk, resolved.value_bits) == (128, 1)
-    assert (resolved.outer_lr, resolved.outer_momentum, resolved.residual_decay) == (0.7, 0.7, 1.0)
+    assert (resolved.reduce, resolved.residual_decay) == ("senders", 1.0)
+    assert (resolved.outer_lr, resolved.outer_momentum) == (0.5, 0.3)
+    divided = resolve(StrategySettings(reduce="replicas"))
+    assert (divided.outer_lr, divided.outer_momentum) == (0.7, 0.7)
     assert resolve(StrategySettings(residual="buffer")).residual_decay == 0.95
 
 
