@@ -23,7 +23,7 @@ class Claim:
     fewer_bytes: float
 
 
-# no transform, the residual in the model, a coefficient's mean over those that sent it; chunks of 256 x 256, so that most
+# no transform, the residual in the model, the mean over those that sent an entry; chunks of 256 x 256, so that most
 # tensors of this model are one
 WIDE = {
     "name": "sparse_loco",

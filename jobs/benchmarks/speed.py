@@ -34,6 +34,7 @@ from ray_lowcomm.strategies.gathered import Gathered
 YARDSTICK = 25_000_000
 LEAST_JUDGED = 10_000_000  # parameters; below, buffers of a fixed size and calls count
 MOST_GROWTH, MOST_MEMORY = 1.5, 1.3
+TABLE_WIDTH = 100
 STEP = 1e-3  # standard deviation of what training does to a parameter in a round
 OP = SyncOp(PARAMS, launch=1, apply=1)
 
@@ -178,7 +179,7 @@ def run_stage(stage: Stage, options: argparse.Namespace, console: Console) -> tu
                 gc.collect()
     finally:
         torch.set_num_threads(threads)
-    console.print(_table(stage.__name__, rows))
+    Console(file=console.file, width=max(console.width, TABLE_WIDTH)).print(_table(stage.__name__, rows))
     whole = stage is outer_step and options.replicas == 2 and options.threads == 1
     problems = _too_slow(rows, limits) + _too_large(rows) if whole else []
     return rows, problems + _growing(rows)

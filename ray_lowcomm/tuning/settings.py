@@ -97,6 +97,8 @@ class SweepConfig(_Registry, TrainConfig):
             raise SettingError("scheduler", self.scheduler, allowed)
         if self.register and not self.tracking.enabled:
             raise SettingError("register", self.register, "needs MLflow: tracking.enabled must be true")
+        if self.register is not None and (not self.register.strip() or set("/:") & set(self.register)):
+            raise SettingError("register", self.register, "must be a name without '/' and ':', as MLflow wants it")
         if self.run.resume:
             raise SettingError("run.resume", True, "a sweep is resumed with --resume")
         return self

@@ -68,6 +68,12 @@ def test_the_scheduler_follows_from_the_objectives():
     assert load("--space", "diloco", "--objective", "val_loss,bytes_up", "--scheduler", "asha").stopped_by == "asha"
 
 
+@pytest.mark.parametrize("name", ["a/b", "a:b", " "])
+def test_a_name_that_mlflows_registry_refuses(name):
+    with pytest.raises(ConfigError, match=r"register = .*must be a name without '/' and ':'"):
+        load_config(["--space", "toy", "--register", name], SweepConfig, {})
+
+
 def test_a_model_can_be_registered_only_where_there_is_mlflow():
     with pytest.raises(ConfigError, match=r"register = 'best': needs MLflow: tracking\.enabled must be true"):
         load("--space", "diloco", "--register", "best", "--tracking.enabled", "false")
