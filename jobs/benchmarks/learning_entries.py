@@ -37,7 +37,7 @@ WIDE = {
 }
 
 DESLOC = {"name": "desloc", "param_period": 8, "exp_avg_period": 24, "exp_avg_sq_period": 48}
-NESTEROV = {"outer_optimizer": "nesterov", "outer_lr": 0.7, "outer_momentum": 0.7}
+STEP = {"outer_optimizer": "nesterov", "outer_lr": 0.5, "outer_momentum": 0.3}
 DCT = {"name": "dct_momentum", "inner_steps": 8}
 
 ENTRIES = (
@@ -54,7 +54,11 @@ ENTRIES = (
     Entry("sparse_loco_wide_k1000", {**WIDE, "topk": 1000, "outer_momentum": 0.5}),
     Entry(
         "desloc_codec_k64",
-        {**DESLOC, **NESTEROV, "codec": {"params": {"topk": 64, "value_bits": 1}, "default": {"topk": 64}}},
+        {
+            **DESLOC,
+            **STEP,
+            "codec": {"params": {"topk": 64, "value_bits": 1, "reduce": "senders"}, "default": {"topk": 64}},
+        },
     ),
 )
 

@@ -173,7 +173,8 @@ class TrackCodec:
     `topk` (of a full chunk of `chunk_size`², by default 64) entries are sent, or DCT coefficients (`transform: dct`);
     without it every value is. `value_bits` is 2 with `topk`, else 32. `residual` is of parameters: `model` (default) or
     `buffer`; a moment keeps itself what was not sent. `residual_decay`: what is left of that after a round, 1.0 (for
-    `buffer` 0.95).
+    `buffer` 0.95). `reduce` is of parameters with `topk`: the mean of an entry over all `replicas` (default), or over
+    those that sent it (`senders`; the outer step is then to be smaller).
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -186,6 +187,7 @@ class TrackCodec:
     rounding: Literal["nearest", "stochastic"] | None = None
     residual: Literal["model", "buffer"] | None = None
     residual_decay: float | None = None
+    reduce: Literal["replicas", "senders"] | None = None
 
     def __post_init__(self) -> None:
         _choices("strategy.codec", self)

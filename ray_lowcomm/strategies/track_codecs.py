@@ -44,7 +44,8 @@ def codec_of(codecs: Codecs, track: str) -> TrackCodec | None:
         return None
     if track == PARAMS:
         return codec
-    return replace(codec, residual="model", residual_decay=1.0 if codec.residual == "buffer" else codec.residual_decay)
+    decay = 1.0 if codec.residual == "buffer" else codec.residual_decay
+    return replace(codec, residual="model", residual_decay=decay, reduce="replicas")  # a moment's mean is over all
 
 
 def check_has(codecs: Codecs, tracks: tuple[str, ...], optimizer: str) -> None:
@@ -73,6 +74,7 @@ def as_settings(codec: TrackCodec) -> StrategySettings:
         rounding=codec.rounding,
         residual=codec.residual,
         residual_decay=codec.residual_decay,
+        reduce=codec.reduce,
     )
 
 
@@ -84,6 +86,7 @@ def _filled(track: str, codec: TrackCodec) -> TrackCodec:
     fill: dict[str, object] = {}
     if codec.topk is not None:
         fill |= {"transform": "none", "chunk_size": 64, "value_bits": 2}
+        fill |= {"reduce": "replicas"} if track in (PARAMS, OTHERS) else {}
     bits = codec.value_bits or fill.get("value_bits", 32)
     if _coded(codec):
         kept = codec.residual or "model"
@@ -101,7 +104,7 @@ def _problems(track: str, codec: TrackCodec) -> Iterator[tuple[str, str]]:
     """(field, what is allowed) of a filled codec."""
     here = f"strategy.codec.{track}"
     if codec.topk is None:
-        yield from _given(codec, ("transform", "chunk_size"), f"needs {here}.topk")
+        yield from _given(codec, ("transform", "chunk_size", "reduce"), f"needs {here}.topk")
     elif codec.chunk_size is not None and codec.chunk_size < 1:
         yield "chunk_size", "must be greater than 0"
     try:
@@ -119,6 +122,7 @@ def _problems(track: str, codec: TrackCodec) -> Iterator[tuple[str, str]]:
         yield from _given(codec, ("value_format",), f"needs {here}.value_bits: 4")
     if track not in (PARAMS, OTHERS):
         yield from _given(codec, ("residual",), "is of params only: a moment keeps itself what was not sent")
+        yield from _given(codec, ("reduce",), "is of params only: a moment's mean is over all replicas")
     if codec.residual_decay is not None and not 0 <= codec.residual_decay <= 1:
         yield "residual_decay", "must be between 0 and 1"
 

@@ -51,12 +51,13 @@ def test_a_codec_that_loses_nothing_is_dense_desloc(outer: str, optimizer) -> No
                 torch.testing.assert_close(one.tracks.read(track), twin.tracks.read(track), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("reduce", ["replicas", "senders"])
 @pytest.mark.parametrize("residual", ["model", "buffer"])
-def test_coded_parameters_alone_are_sparse_loco_to_the_bit(residual: str) -> None:
+def test_coded_parameters_alone_are_sparse_loco_to_the_bit(residual: str, reduce: str) -> None:
     never = {"exp_avg_period": 10**6, "exp_avg_sq_period": 10**6}
     outer = {"outer_optimizer": "nesterov", "outer_lr": 0.7, "outer_momentum": 0.7}
-    coded = _case({"params": TrackCodec(topk=3, chunk_size=4, residual=residual)}, **never, **outer)
-    fields = {"inner_steps": 2, "topk": 3, "chunk_size": 4, "residual": residual} | outer
+    coded = _case({"params": TrackCodec(topk=3, chunk_size=4, residual=residual, reduce=reduce)}, **never, **outer)
+    fields = {"inner_steps": 2, "topk": 3, "chunk_size": 4, "residual": residual, "reduce": reduce} | outer
     fleet, twins = members(coded, 3), members(Case("y", StrategySettings(name="sparse_loco", **fields)), 3)
     for _ in range(4):
         play_round(fleet)

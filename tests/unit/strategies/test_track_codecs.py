@@ -21,7 +21,7 @@ def _resolved(**codec: TrackCodec) -> dict[str, TrackCodec]:
 def test_defaults() -> None:
     sparse = {"topk": 64, "transform": "none", "chunk_size": 64, "value_bits": 2, "rounding": "nearest"}
     found = _resolved(params=TrackCodec(topk=64), exp_avg=TrackCodec(topk=64), exp_avg_sq=TrackCodec())
-    assert found["params"] == TrackCodec(**sparse, residual="model", residual_decay=1.0)
+    assert found["params"] == TrackCodec(**sparse, residual="model", residual_decay=1.0, reduce="replicas")
     assert found["exp_avg"] == TrackCodec(**sparse, residual_decay=1.0)
     assert found["exp_avg_sq"] == TrackCodec()
     assert _resolved(params=TrackCodec(topk=1, residual="buffer"))["params"].residual_decay == 0.95
@@ -32,12 +32,13 @@ def test_defaults() -> None:
 
 
 def test_what_is_not_named_has_the_default_or_none() -> None:
-    codecs = _resolved(default=TrackCodec(topk=8, residual="buffer"), exp_avg=TrackCodec())
+    codecs = _resolved(default=TrackCodec(topk=8, residual="buffer", reduce="senders"), exp_avg=TrackCodec())
     params, second = codec_of(codecs, "params"), codec_of(codecs, "exp_avg_sq")
     assert params is not None
     assert second is not None
     assert (params.topk, params.residual, params.residual_decay) == (8, "buffer", 0.95)
     assert (second.topk, second.residual, second.residual_decay) == (8, "model", 1.0)  # a buffer is of parameters only
+    assert (params.reduce, second.reduce) == ("senders", "replicas")  # so are senders
     assert codec_of(codecs, "exp_avg") is None
     assert codec_of(_resolved(params=TrackCodec(topk=8)), "exp_avg") is None
 
@@ -62,6 +63,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         {"topk": 4, "value_format": "e3m0"},
         r"value_format = 'e3m0': needs strategy\.codec\.params\.value_bits: 4",
     ),
+    ("exp_avg", {"topk": 4, "reduce": "senders"}, r"exp_avg\.reduce = 'senders': is of params only"),
+    ("params", {"value_bits": 4, "reduce": "senders"}, r"params\.reduce = 'senders': needs .*params\.topk"),
     ("exp_avg_sq", {"topk": 4, "residual": "buffer"}, r"exp_avg_sq\.residual = 'buffer': is of params only"),
 ]
 
