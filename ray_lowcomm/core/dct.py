@@ -52,8 +52,9 @@ def _transform(chunks: Tensor, room: Tensor | None, *, inverse: bool) -> Tensor:
         return first.copy_(_long_inverse(chunks) if inverse else _long(chunks))
     if chunks.dim() == 3 and chunks.device.type == "cpu" and max(chunks.shape[1:]) <= LARGEST_SMALL:
         left, right = _factors(chunks.shape[1], length, chunks.dtype, inverse)
-        np.matmul(chunks.numpy(), right, out=first.numpy())
-        np.matmul(left, first.numpy(), out=second.numpy())
+        with np.errstate(all="ignore"):  # what is not finite is refused where it is read, with a reason
+            np.matmul(chunks.numpy(), right, out=first.numpy())
+            np.matmul(left, first.numpy(), out=second.numpy())
         return second
     columns = _basis(chunks, length, inverse=inverse)
     torch.mm(chunks.view(-1, length), columns.T, out=first.view(-1, length))

@@ -232,7 +232,7 @@ class StrategySettings:
 
     def __post_init__(self) -> None:
         _choices("strategy", self)
-        _positive("strategy", self, "inner_steps", "topk", "chunk_size", "outer_lr")
+        _positive("strategy", self, "inner_steps", "topk", "chunk_size", "value_bits", "outer_lr")
         _positive("strategy", self, "param_period", "exp_avg_period", "exp_avg_sq_period")
         _not_negative("strategy", self, "overlap_steps")
         _fraction("strategy", self, "outer_momentum")

@@ -15,7 +15,7 @@ from ray_lowcomm.core.tracks import PARAMS, Tracks
 from ray_lowcomm.strategies.anchor import Anchor
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
 from ray_lowcomm.strategies.dct_paper import build_paper
-from ray_lowcomm.strategies.residual import VALUES, check_residual, tile_codec, unused_value_fields, with_residual
+from ray_lowcomm.strategies.residual import VALUES, check_residual, tile_codec, unused_fields, with_residual
 
 
 def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due:
@@ -33,7 +33,7 @@ def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
 
 
 def _unused(settings: StrategySettings) -> dict[str, str]:
-    unused = unused_value_fields(settings)
+    unused = unused_fields(replace(settings, value_bits=_value_bits(settings)))
     if settings.variant != "paper":
         return unused
     own = ("residual", "residual_decay", "reduce", "outer_optimizer", "overlap_steps", "combine")
@@ -45,17 +45,21 @@ def _derived(settings: StrategySettings) -> StrategySettings:
     paper = settings.variant == "paper"
     senders = not paper and settings.reduce == "senders"
     lr, momentum = (0.5, 0.3) if senders else (0.7, 0.9 if paper else 0.7)
-    decay = settings.residual_decay
+    decay, chunk = settings.residual_decay, (settings.chunk_size or 64) ** 2
     if decay is None:
         decay = 0.95 if settings.residual == "buffer" else 1.0
     return replace(
         settings,
-        topk=settings.topk or (32 if paper else max(1, (settings.chunk_size or 64) ** 2 // 32)),
-        value_bits=settings.value_bits or (32 if paper else 1),
+        topk=settings.topk or (min(32, chunk) if paper else max(1, chunk // 32)),
+        value_bits=_value_bits(settings),
         outer_lr=lr if settings.outer_lr is None else settings.outer_lr,
         outer_momentum=momentum if settings.outer_momentum is None else settings.outer_momentum,
         residual_decay=decay,
     )
+
+
+def _value_bits(settings: StrategySettings) -> int:
+    return settings.value_bits or (32 if settings.variant == "paper" else 1)
 
 
 DCT_MOMENTUM = Algorithm(

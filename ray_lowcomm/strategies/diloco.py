@@ -14,7 +14,7 @@ from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import PARAMS, Tracks
 from ray_lowcomm.strategies.anchor import Anchor, Anchored
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
-from ray_lowcomm.strategies.residual import VALUES, dense_codec, unused_value_fields, value_format, with_residual
+from ray_lowcomm.strategies.residual import VALUES, dense_codec, unused_fields, value_format, with_residual
 
 
 class DiLoCo(Anchored[None]):
@@ -47,7 +47,7 @@ def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
 
 
 def _unused(settings: StrategySettings) -> dict[str, str]:
-    unused = unused_value_fields(settings)
+    unused = unused_fields(settings)
     if settings.value_bits == 32:
         unused |= dict.fromkeys(("residual", "residual_decay", "combine"), "needs strategy.value_bits below 32")
     elif _residual(settings) == "none":

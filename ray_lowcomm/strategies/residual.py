@@ -154,9 +154,11 @@ def value_format(settings: StrategySettings) -> ValueFormat:
     return ValueFormat(settings.value_bits or 32, settings.value_format or "linear", settings.rounding or "nearest")
 
 
-def unused_value_fields(settings: StrategySettings) -> dict[str, str]:
-    """Fields of the values' format that have no effect with the others as they are."""
+def unused_fields(settings: StrategySettings) -> dict[str, str]:
+    """Fields of the outer step and of the values' format that have no effect with the others as they are."""
     unused: dict[str, str] = {}
+    if settings.outer_optimizer == "none":
+        unused |= dict.fromkeys(("outer_lr", "outer_momentum"), "needs strategy.outer_optimizer: sgd or nesterov")
     if settings.value_bits != 4:
         unused["value_format"] = "needs strategy.value_bits: 4"
     if settings.value_bits == 32:

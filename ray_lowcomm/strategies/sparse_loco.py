@@ -12,7 +12,7 @@ from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import PARAMS, Tracks
 from ray_lowcomm.strategies.anchor import Anchor
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
-from ray_lowcomm.strategies.residual import VALUES, check_residual, tile_codec, unused_value_fields, with_residual
+from ray_lowcomm.strategies.residual import VALUES, check_residual, tile_codec, unused_fields, with_residual
 
 
 def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due:
@@ -51,6 +51,6 @@ SPARSE_LOCO = Algorithm(
     due=_due,
     build=_build,
     derived=_derived,
-    unused=unused_value_fields,
+    unused=unused_fields,
     check=check_residual,
 )

@@ -23,24 +23,32 @@ def each(tasks: Sequence[Task], like: Tensor, work: Work[Result]) -> list[Result
 
     `room`, [5, at least the slab's elements] in the dtype and place of `like`, is the same for many slabs: fresh memory
     costs more than what is done in it. On the CPU slabs are spread over `torch.get_num_threads()` threads, as numpy's
-    and torch's operations on one slab are too short to be; what comes out does not depend on their number.
+    and torch's operations on one slab are too short to be. An operation inside `work` has one thread, with few slabs,
+    too: replicas must get the same bits whatever threads they have. `work` keeps no graph of gradients.
     """
     size = max(((slab.stop - slab.start) * math.prod(slab.shape) for _, slab in tasks), default=0)
-    allowed = torch.get_num_threads() if like.device.type == "cpu" else 1
-    threads = min(allowed, len(tasks) // LEAST)
-    if threads <= 1:
+    if like.device.type != "cpu":
         room = like.new_empty(COPIES, size)
         return [work(number, slab, room) for number, slab in tasks]
-    own = threading.local()
+    own, allowed = threading.local(), torch.get_num_threads()
 
     def one(task: Task) -> Result:
         if not hasattr(own, "room"):
             own.room = like.new_empty(COPIES, size)
         return work(*task, own.room)
 
+    threads = min(allowed, len(tasks) // LEAST)
     try:
-        # of its own threads each thread may use one, or there would be threads² of them
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        if threads <= 1:
+            torch.set_num_threads(1)
+            return [one(task) for task in tasks]
+        with ThreadPoolExecutor(threads, initializer=_alone) as pool:
             return list(pool.map(one, tasks))
     finally:
         torch.set_num_threads(allowed)  # that number is also the one for threads that others start
+
+
+def _alone() -> None:
+    """A thread of the pool has none of its own, or there would be threads² of them."""
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)  # torch's default in a new thread is another than here, perhaps

@@ -43,6 +43,13 @@ def test_tiles_equal_scipy_on_both_axes(dtype: torch.dtype, tolerance: float) ->
         np.testing.assert_allclose(idct(got).double().numpy(), x, rtol=0, atol=tolerance)
 
 
+def test_numpy_says_nothing_whatever_it_was_told_to_do(recwarn: pytest.WarningsRecorder) -> None:
+    with np.errstate(all="raise"):
+        assert float(dct(torch.full((1, 4, 4), 1e-40)).abs().max()) < 1e-38
+        assert not torch.isfinite(dct(torch.full((1, 4, 4), 3e38))).all()
+    assert not list(recwarn)
+
+
 def test_a_full_run_of_4096_keeps_float32_accuracy() -> None:
     x = _batch(2, 4096)
     expected = scipy.fft.dct(x, type=2, norm="ortho", axis=1)

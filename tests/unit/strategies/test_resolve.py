@@ -56,6 +56,8 @@ def test_default_topk_is_a_share_of_the_chunk() -> None:
 
 def test_the_paper_variant_has_the_papers_numbers() -> None:
     resolved = resolve(StrategySettings(variant="paper"))
+    assert resolve(resolved) == resolved
+    assert resolve(StrategySettings(variant="paper", chunk_size=4)).topk == 16
     assert (resolved.topk, resolved.value_bits, resolved.outer_momentum) == (32, 32, 0.9)
 
 
@@ -80,6 +82,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"name": "diloco", "topk": 4}, r"strategy\.topk = 4: is not used by diloco, which takes inner_steps, outer_opt"),
     ({"name": "local_sgd", "outer_lr": 1.0}, r"strategy\.outer_lr = 1\.0: is not used by local_sgd"),
     ({"topk": 17, "chunk_size": 4}, r"strategy\.topk = 17: must be between 1 and chunk_size² = 16"),
+    ({"value_bits": 0}, r"strategy\.value_bits = 0: must be greater than 0"),
+    ({"variant": "paper", "rounding": "stochastic"}, r"strategy\.rounding = 'stochastic': needs .*value_bits below"),
+    ({"outer_optimizer": "none", "outer_lr": 0.5}, r"strategy\.outer_lr = 0\.5: needs strategy.outer_optimizer: sgd"),
     ({"value_bits": 3}, r"strategy\.value_bits = 3: must be one of 32, 16, 8, 4, 2, 1"),
     ({"value_format": "e3m0"}, r"strategy\.value_format = 'e3m0': needs strategy\.value_bits: 4"),
     ({"value_bits": 8, "value_format": "linear"}, r"strategy\.value_format = 'linear': needs strategy\.value_bits: 4"),

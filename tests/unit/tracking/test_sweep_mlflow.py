@@ -194,12 +194,14 @@ class FakeRun:
         self.ended.append(status)
 
 
-def test_a_store_that_fails_now_and_then_gets_the_rest():
+def test_a_store_that_fails_now_and_then_gets_the_rest(tmp_path):
     def rounds(records):
         raise OSError("disk\nfull")
 
     run, said = FakeRun(rounds), []
-    log = SweepLog(Store("sqlite:///x", "x", "/s", "s", None, False), said.append, open_run=lambda store: run)
+    log = SweepLog(
+        Store(f"sqlite:///{tmp_path}/x", "x", "/s", "s", None, False), said.append, open_run=lambda store: run
+    )
     log.begin({}, {})
     for trial in ("1", "2"):
         log.start(trial, trial, {})
@@ -207,12 +209,14 @@ def test_a_store_that_fails_now_and_then_gets_the_rest():
         log.end(trial, {}, "FINISHED")
     log.finish(Ending("FINISHED"))
     assert run.ended == ["FINISHED"] * 3
-    assert said == ["MLflow: sqlite:///x: OSError: disk full; the sweep goes on, and its results are in its folder"]
+    assert said == [
+        f"MLflow: sqlite:///{tmp_path}/x: OSError: disk full; the sweep goes on, and its results are in its folder"
+    ]
 
 
-def test_a_store_that_hangs_is_not_waited_for():
+def test_a_store_that_hangs_is_not_waited_for(tmp_path):
     release, said = threading.Event(), []
-    store = Store("sqlite:///x", "x", "/s", "s", None, False)
+    store = Store(f"sqlite:///{tmp_path}/x", "x", "/s", "s", None, False)
     run = FakeRun(lambda records: release.wait(60))
     log = SweepLog(store, said.append, wait_s=0.2, open_run=lambda store: run)
     log.begin({}, {})
@@ -221,6 +225,6 @@ def test_a_store_that_hangs_is_not_waited_for():
     log.finish(Ending("FINISHED"))
     release.set()
     assert said == [
-        "MLflow: sqlite:///x did not take everything within 0.2 s of the end; "
+        f"MLflow: sqlite:///{tmp_path}/x did not take everything within 0.2 s of the end; "
         "the sweep goes on, and its results are in its folder"
     ]

@@ -62,18 +62,21 @@ def test_an_error_in_a_thread_is_raised_here() -> None:
     assert torch.get_num_threads() == 3
 
 
-@pytest.mark.parametrize("transform", [True, False])
-def test_messages_and_means_do_not_depend_on_the_threads(transform: bool) -> None:
-    shape = (1024, 2048)
-    one = codec(shape, size=64, topk=64, transform=transform, values=ValueFormat(2))
+@pytest.mark.parametrize(
+    ("shape", "size", "transform"),
+    [((1024, 2048), 64, True), ((1024, 2048), 64, False), ((130, 130), 65, True), ((100, 100), 128, True)],
+)
+def test_messages_and_means_do_not_depend_on_the_threads(shape: tuple[int, int], size: int, transform: bool) -> None:
+    one = codec(shape, size=size, topk=64, transform=transform, values=ValueFormat(2))
     flats = [values(shape[0] * shape[1], seed) for seed in (1, 2)]
     seen = []
-    for threads in (1, 2):
+    for threads in (1, 2, 4):
         torch.set_num_threads(threads)
         messages = [one.encode(flat, "op") for flat in flats]
         mean = one.decode_mean([one.parse(encoded.message) for encoded in messages], [0.5, 0.5], "senders")
         one.add_(mean, messages[0].kept, -1.0)
         seen.append((messages, mean))
-    (first, mean), (second, again) = seen
-    assert all(torch.equal(a.message, b.message) and a.rest == b.rest for a, b in zip(first, second, strict=True))
-    assert torch.equal(mean, again)
+    (first, mean), *others = seen
+    for second, again in others:
+        assert all(torch.equal(a.message, b.message) and a.rest == b.rest for a, b in zip(first, second, strict=True))
+        assert torch.equal(mean, again)
