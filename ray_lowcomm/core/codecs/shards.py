@@ -292,7 +292,7 @@ class Shard:
                 if senders is not None:
                     senders.scatter_add_(1, indices, torch.full_like(decoded, weight))
             if senders is not None:
-                rows.div_(senders.masked_fill_(senders == 0, 1.0))
+                rows.div_(senders.clamp_(min=torch.finfo(senders.dtype).tiny))  # 0 / tiny where nobody has sent
         return total
 
     def compress(self, total: Tensor, key: str) -> tuple[Tensor, Kept]:

@@ -257,7 +257,7 @@ class TopK:
             for message, weight in zip(messages, weights, strict=True):
                 _accumulate(total, senders, message, (number, slab), weight)
             if senders is not None:
-                total.div_(senders.masked_fill_(senders == 0, 1.0))
+                total.div_(senders.clamp_(min=torch.finfo(senders.dtype).tiny))  # 0 / tiny where nobody has sent
             slab.scatter(self._elements(number, slab, total, room[1:3]), flat)
 
         each(self._tasks, flat, add_up)
