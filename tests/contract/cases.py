@@ -37,7 +37,9 @@ def _of(name: str, **fields: Any) -> StrategySettings:
     return StrategySettings(name=name, **fields)
 
 
-DCT: dict[str, Any] = {"inner_steps": 2, "chunk_size": 4, "topk": 3}
+TILES: dict[str, Any] = {"inner_steps": 2, "chunk_size": 4, "topk": 3}
+DCT: dict[str, Any] = TILES | {"value_bits": 32, "reduce": "replicas"}
+SENDERS: dict[str, Any] = {"reduce": "senders", "outer_lr": 0.7, "outer_momentum": 0.7}
 E3M0: dict[str, Any] = {"value_bits": 4, "value_format": "e3m0", "rounding": "stochastic"}
 PERIODS: dict[str, Any] = {"param_period": 1, "exp_avg_period": 2, "exp_avg_sq_period": 3}
 SPARSE: dict[str, Any] = {"topk": 3, "chunk_size": 4}
@@ -56,20 +58,21 @@ CASES = [
     Case("diloco_sgd", _of("diloco", inner_steps=2, outer_optimizer="sgd", outer_momentum=0.5)),
     Case("diloco_int8", _of("diloco", inner_steps=2, value_bits=8)),
     Case("diloco_2_bit", _of("diloco", inner_steps=2, value_bits=2)),
+    Case("dct_default", _of("dct_momentum", **TILES)),
     Case("dct_model", _of("dct_momentum", **DCT)),
     Case("dct_model_decay", _of("dct_momentum", residual_decay=0.9, **DCT)),
     Case("dct_buffer", _of("dct_momentum", residual="buffer", **DCT)),
-    Case("dct_senders", _of("dct_momentum", reduce="senders", **DCT)),
-    Case("dct_16_bit", _of("dct_momentum", value_bits=16, **DCT)),
-    Case("dct_paper", _of("dct_momentum", variant="paper", **DCT)),
+    Case("dct_senders", _of("dct_momentum", **(DCT | SENDERS))),
+    Case("dct_16_bit", _of("dct_momentum", **(DCT | {"value_bits": 16}))),
+    Case("dct_paper", _of("dct_momentum", variant="paper", **TILES)),
     Case("dct_overlap", _of("dct_momentum", overlap_steps=1, **DCT)),  # applied later than launched
-    Case("dct_2_bit", _of("dct_momentum", value_bits=2, **DCT)),
-    Case("dct_e3m0", _of("dct_momentum", residual="buffer", **E3M0, **DCT)),
-    Case("sparse_loco", _of("sparse_loco", **DCT)),
-    Case("sparse_loco_senders", _of("sparse_loco", reduce="senders", value_bits=8, **DCT)),
-    Case("sparse_loco_model", _of("sparse_loco", residual="model", value_bits=1, **DCT)),
-    Case("dct_sharded", _of("dct_momentum", combine="sharded", value_bits=2, **DCT)),
-    Case("sparse_loco_sharded", _of("sparse_loco", combine="sharded", reduce="senders", **DCT)),
+    Case("dct_2_bit", _of("dct_momentum", **(DCT | {"value_bits": 2}))),
+    Case("dct_e3m0", _of("dct_momentum", residual="buffer", **(DCT | E3M0))),
+    Case("sparse_loco", _of("sparse_loco", **TILES)),
+    Case("sparse_loco_senders", _of("sparse_loco", reduce="senders", value_bits=8, **TILES)),
+    Case("sparse_loco_model", _of("sparse_loco", residual="model", value_bits=1, **TILES)),
+    Case("dct_sharded", _of("dct_momentum", combine="sharded", **(DCT | {"value_bits": 2}))),
+    Case("sparse_loco_sharded", _of("sparse_loco", combine="sharded", reduce="senders", **TILES)),
     Case("desloc", _of("desloc", **PERIODS)),
     Case("desloc_random", _of("desloc", periods="random", param_period=2)),
     Case("desloc_nesterov", _of("desloc", outer_optimizer="nesterov", **PERIODS)),

@@ -8,7 +8,15 @@ from ray_lowcomm.core.settings import StrategySettings
 from .bench import conclude, exchange, member, play_round, propose, train_to_launch
 from .cases import Case
 
-EXACT = {"inner_steps": 2, "chunk_size": 4, "topk": 16, "outer_optimizer": "none"}  # all is sent, no momentum
+# all is sent as it is, no momentum, and the mean of the replicas stays
+EXACT = {
+    "inner_steps": 2,
+    "chunk_size": 4,
+    "topk": 16,
+    "value_bits": 32,
+    "reduce": "replicas",
+    "outer_optimizer": "none",
+}
 
 
 def _case(residual: str, topk: int, **more: object) -> Case:
