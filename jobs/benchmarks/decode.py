@@ -1,6 +1,6 @@
 """Time, in copies of the parameters, of all messages of a round checked, and their mean in memory that is there.
 
-How it is measured is said in `speed`.
+How it is measured is said in jobs/benchmarks/speed.py.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Time, in copies of the parameters, of a message made of a pseudo-gradient that is there.
 
-How it is measured is said in `speed`.
+How it is measured is said in jobs/benchmarks/speed.py.
 """
 
 import argparse

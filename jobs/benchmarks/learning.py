@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +79,9 @@ def train(entry: Entry, task: Task, seed: int) -> dict[str, float]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
+    names = [entry.name for entry in ENTRIES]
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, … of each entry (default 3)")
-    parser.add_argument("--only", nargs="+", metavar="ENTRY", choices=[e.name for e in ENTRIES], help="these entries")
+    parser.add_argument("--only", nargs="+", metavar="ENTRY", choices=names, help=f"of {', '.join(names)}")
     parser.add_argument("--steps", type=int, default=Task.steps, help="inner steps of each replica (default 1600)")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time, one thread each (default 2)")
     parser.add_argument("--figure", type=Path, metavar="PNG", help="draw the losses over bytes there")
@@ -133,9 +134,15 @@ def _run_missing(chosen: list[Entry], task: Task, options: argparse.Namespace, s
     missing = [(entry, seed) for entry, seed in wanted if f"{entry.name}/{seed}" not in store.runs]
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
         running = {pool.submit(train, entry, task, seed): f"{entry.name}/{seed}" for entry, seed in missing}
-        for done in as_completed(running):
-            store.add(running[done], done.result())
-            console.print(f"{running[done]}: {done.result()['val_loss']:.4f}", highlight=False)
+        try:
+            for done in as_completed(running):
+                store.add(running[done], done.result())
+                console.print(f"{running[done]}: {done.result()['val_loss']:.4f}", highlight=False)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():  # a run takes minutes, and what is not finished is not kept
+                process.terminate()
+            raise
 
 
 def _mean(rows: Iterable[Mapping[str, float]], name: str) -> float:

@@ -43,7 +43,6 @@ DCT = {"name": "dct_momentum", "inner_steps": 8}
 ENTRIES = (
     Entry("ddp", {"name": "ddp"}),
     Entry("local_sgd", {"name": "local_sgd", "inner_steps": 8}),
-    Entry("local_adam", {"name": "local_adam", "inner_steps": 8}),
     Entry("desloc", DESLOC),
     Entry("diloco_tuned", {"name": "diloco", "inner_steps": 8, "outer_lr": 0.7, "outer_momentum": 0.7}),
     Entry("dct_momentum_default", DCT),  # topk 128, 1 bit

@@ -1,8 +1,8 @@
 """Time, in copies of the parameters, of all that a round computes.
 
 That is pseudo-gradient, message, reading of all messages, anchor, model and residual; digests of the messages and of
-the shared state are left out. With two replicas and one thread, models of 10 M parameters or more must keep to the
-limits of `speed.ENTRIES`, and to 1.3 times the parameters' memory. How it is measured is said in `speed`.
+the shared state are left out. With two replicas and one thread, models of 10 M parameters or more must keep to
+the limits in jobs/benchmarks/speed.py, which also says how it is measured, and to 1.3 times the parameters' memory.
 """
 
 import argparse

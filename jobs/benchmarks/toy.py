@@ -1,4 +1,4 @@
-"""DES-LOC's toy problem (arXiv 2505.22549, Fig. 1; ALGORITHMS.md D4) through the project's own engine.
+"""DES-LOC's toy problem (arXiv 2505.22549, Fig. 1) through the project's own engine.
 
 Adam on Rosenbrock's function with Gaussian gradient noise, on many replicas that average now and then. DES-LOC, whose
 second moments are averaged at their half-life only, must do as well as Local Adam; resetting moments must not.

@@ -293,11 +293,11 @@ def _table(title: str, rows: list[Row], kinds: tuple[str, str], scale: float) ->
     table = Table(title=title, box=box.SIMPLE_HEAD)
     table.add_column("", no_wrap=True)
     worlds = sorted({row["replicas"] for row in rows})
-    for name in ("bound", "fp32 / up", *(f"W = {world}" for world in worlds)):
+    for name in ("bound, bits", "fp32 / up", *(f"W = {world}" for world in worlds)):
         table.add_column(name, justify="right", no_wrap=True)
     for label in dict.fromkeys(row["label"] for row in rows):
         mine = [row for row in rows if row["label"] == label]
-        cells = [f"{mine[0]['bound']:.4f}", f"{FP32 / mine[0]['bits_up']:.0f} x"]
+        cells = [f"{mine[0]['bound']:.4f}", f"{FP32 / mine[0]['bits_up']:.3g} x"]
         for world in worlds:
             row = next((row for row in mine if row["replicas"] == world), None)
             cells.append(" / ".join(f"{row[kind] * scale:.4f}" for kind in kinds) if row else "")

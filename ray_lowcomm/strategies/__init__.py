@@ -8,6 +8,7 @@ from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.schedule import Schedule
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.strategies import track_codecs
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
 from ray_lowcomm.strategies.dct_momentum import DCT_MOMENTUM
 from ray_lowcomm.strategies.ddp import DDP_ALGORITHM
@@ -46,6 +47,7 @@ def resolve(settings: StrategySettings) -> StrategySettings:
         given = getattr(settings, item.name)
         if item.name != "name" and given is not None and item.name not in entry.defaults:
             used = ", ".join(entry.defaults) or "no field"
+            given = track_codecs.shown(given) if isinstance(given, dict) else given
             raise SettingError(f"strategy.{item.name}", given, f"is not used by {settings.name}, which takes {used}")
     missing = {name: value for name, value in entry.defaults.items() if getattr(settings, name) is None}
     filled = replace(settings, **missing)

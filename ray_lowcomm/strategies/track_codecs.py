@@ -131,5 +131,10 @@ def _given(codec: TrackCodec, fields: tuple[str, ...], why: str) -> Iterator[tup
     return ((field, why) for field in fields if getattr(codec, field) is not None)
 
 
+def shown(codecs: Codecs) -> dict[str, dict[str, object]]:
+    """What was given for each track."""
+    return {track: _shown(codec) for track, codec in codecs.items()}
+
+
 def _shown(codec: TrackCodec) -> dict[str, object]:
     return {name: value for name, value in vars(codec).items() if value is not None}
