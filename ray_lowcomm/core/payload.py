@@ -49,11 +49,14 @@ class Payload:
     `first`: `data` is uint8 [bytes], equally long on all members; every member receives that of the lowest rank.
     `sharded`: `data` is empty, as what is sent depends on who takes part: `sharding` makes it, and every member
     receives the messages of all owners, in rank order.
+
+    `residual_lost`: numbers of an owners' residual that nobody goes on with; the same on all members, so counted once.
     """
 
     combine: Combine
     data: Tensor
     sharding: Sharding | None = None
+    residual_lost: int = 0
 
     @property
     def nbytes(self) -> int:

@@ -15,7 +15,8 @@ from ray_lowcomm.engine.transport import KINDS, SIZE_BYTES, Transport, bytes_mov
 class Attempt:
     """One replica's side of it. `bytes` and `residual_lost` stand for what has happened so far, also after an error.
 
-    `residual_lost`: coefficients of an owners' residual that were lost with who held them (see `Sharding`).
+    `residual_lost`: coefficients of an owners' residual that were lost with who held them (see `Sharding`), or as the
+    settings have no owners any more.
     """
 
     transport: Transport
@@ -33,6 +34,8 @@ class Attempt:
             PayloadError: what a replica has sent is damaged.
         """
         whole = [(op, payload) for op, payload in self.payloads if payload.sharding is None]
+        if self.plan.rank(self.member) == 0:
+            self.residual_lost += sum(payload.residual_lost for _, payload in whole)
         self._count(bytes_moved(self.plan, whole, self.member))
         parts = dict(zip([op for op, _ in whole], self.transport.exchange(self.plan, whole, begun), strict=True))
         for op, payload in self.payloads:

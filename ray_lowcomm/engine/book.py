@@ -106,7 +106,7 @@ class Book:
     def _count_residual_lost(self, number: int, count: int) -> None:
         self.totals.lost_residual += count
         if count:
-            self.notice(f"round {number}: {count:,} numbers of the residual are lost: who held them is gone")
+            self.notice(f"round {number}: {count:,} numbers of the owners' residual are lost: nobody holds them now")
 
     def count_lost(self, member: Member, exchange: Exchange | None) -> None:
         """Count a member that is lost. Steps of a killed replica are unknown: those that it was told to take count."""

@@ -16,6 +16,7 @@ from ray_lowcomm.strategies import track_codecs
 from ray_lowcomm.strategies.averaging import PeriodicAveraging
 from ray_lowcomm.strategies.coded import with_codecs
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
+from ray_lowcomm.strategies.residual import unused_outer_fields
 
 
 def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due:
@@ -27,9 +28,7 @@ def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due
 
 
 def _unused(settings: StrategySettings) -> dict[str, str]:
-    unused: dict[str, str] = {}
-    if settings.outer_optimizer == "none":
-        unused |= dict.fromkeys(("outer_lr", "outer_momentum"), "needs strategy.outer_optimizer: sgd or nesterov")
+    unused = unused_outer_fields(settings)
     if not settings.codec:
         unused["combine"] = "needs strategy.codec"
     if settings.param_period is not None:

@@ -11,6 +11,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from ray_lowcomm.core.codecs.shards import Ranges
 from ray_lowcomm.core.codecs.topk import Kept, Reduce, TopK
 from ray_lowcomm.core.digest import digest_text
 from ray_lowcomm.core.errors import PayloadError
@@ -19,6 +20,7 @@ from ray_lowcomm.strategies.anchor import Anchor, Anchored
 from ray_lowcomm.strategies.contract import State
 
 Open = TypeVar("Open")
+OWNERS = "shard_owners"  # in the shared state of a run with `combine: sharded`
 
 
 @dataclass(frozen=True)
@@ -79,18 +81,22 @@ class Combiner(Protocol):
 
 
 class Gather:
-    """Every replica receives all messages and adds them in rank order."""
+    """Every replica receives all messages and adds them in rank order.
+
+    Who goes on from a run that was sharded has no owners: what they had not sent is lost, and counted.
+    """
 
     def __init__(self, codec: TopK, reduce: Reduce) -> None:
         self.codec, self.reduce = codec, reduce
         self._own: dict[str, tuple[Tensor, Kept]] = {}
         self._parsed: dict[str, tuple[Received, list[Kept]]] = {}
+        self._lost = 0
 
     def open(self, key: str, flat: Tensor) -> Outgoing:
         """One message for all."""
         encoded = self.codec.encode(flat, key)
         self._own[key] = encoded.message, encoded.kept
-        return Outgoing(Payload("gather", encoded.message), encoded.distance)
+        return Outgoing(Payload("gather", encoded.message, residual_lost=self._lost), encoded.distance)
 
     def check(self, key: str, received: Received) -> None:
         """Parse all messages; what they hold is kept for `take`."""
@@ -98,6 +104,7 @@ class Gather:
 
     def take(self, key: str, received: Received) -> Taken:
         """All messages, with the members' weights."""
+        self._lost = 0
         own, checked = self._own.pop(key), self._parsed.pop(key, None)
         parsed = checked[1] if checked is not None and checked[0] is received else self._parse(received, own)
         return Taken(self.codec, own[1], parsed, received.weights, self.reduce)
@@ -117,6 +124,8 @@ class Gather:
 
     def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor] | None) -> None:
         """There is nothing to take over."""
+        ranges = Ranges(self.codec)
+        self._lost = ranges.before(ranges.chunks) if OWNERS in shared else 0
 
     def _parse(self, received: Received, own: tuple[Tensor, Kept]) -> list[Kept]:
         parsed, (sent, kept) = [], own

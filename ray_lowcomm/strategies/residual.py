@@ -156,14 +156,19 @@ def value_format(settings: StrategySettings) -> ValueFormat:
 
 def unused_fields(settings: StrategySettings) -> dict[str, str]:
     """Fields of the outer step and of the values' format that have no effect with the others as they are."""
-    unused: dict[str, str] = {}
-    if settings.outer_optimizer == "none":
-        unused |= dict.fromkeys(("outer_lr", "outer_momentum"), "needs strategy.outer_optimizer: sgd or nesterov")
+    unused = unused_outer_fields(settings)
     if settings.value_bits != 4:
         unused["value_format"] = "needs strategy.value_bits: 4"
     if settings.value_bits == 32:
         unused["rounding"] = "needs strategy.value_bits below 32"
     return unused
+
+
+def unused_outer_fields(settings: StrategySettings) -> dict[str, str]:
+    """Fields of the outer step that have no effect where there is none."""
+    if settings.outer_optimizer != "none":
+        return {}
+    return dict.fromkeys(("outer_lr", "outer_momentum"), "needs strategy.outer_optimizer: sgd or nesterov")
 
 
 def check_residual(settings: StrategySettings) -> None:

@@ -23,9 +23,8 @@ from ray_lowcomm.core.codecs.topk import Encoded, Kept, Reduce, TopK
 from ray_lowcomm.core.errors import PayloadError
 from ray_lowcomm.core.payload import Payload, Received, Seats
 from ray_lowcomm.strategies.contract import State
-from ray_lowcomm.strategies.gathered import Outgoing, Taken
+from ray_lowcomm.strategies.gathered import OWNERS, Outgoing, Taken
 
-OWNERS = "shard_owners"
 RESIDUAL, CHUNKS, PLAN = "owner_residual/values", "owner_residual/chunks", "owner_residual/plan"
 
 

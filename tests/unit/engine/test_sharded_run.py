@@ -45,8 +45,8 @@ def test_a_killed_owners_residual_is_lost_and_counted_and_all_else_is_handed_on(
     summary, lost = outcome.summary, shard_sizes(outcome, 3)[1]
     assert summary["lost_residual"] == lost
     assert summary["rounds_retried"] == (phase == "exchange")
-    said = [text for text in outcome.said("notice") if "of the residual are lost" in text]
-    assert said == [f"round {3 + (phase == 'voted')}: {lost} numbers of the residual are lost: who held them is gone"]
+    said = [text for text in outcome.said("notice") if "residual are lost" in text]
+    assert said == [f"round {3 + (phase == 'voted')}: {lost} numbers of the owners' residual are lost: nobody holds them now"]
     held = [combiner(outcome, i).held for i in range(3)]
     assert [part.start for part in held[1:]] == [part.stop for part in held[:-1]]
 
@@ -74,6 +74,19 @@ def test_going_on_with_another_number_hands_on_what_is_there(tmp_path):
     more = Setup(str(tmp_path), SHARDED, replicas=4, steps=24).go(resume=True)
     assert_resumed(more, 4)
     assert more.summary["lost_residual"] == fewer.summary["lost_residual"]
+
+
+def test_going_on_without_owners_counts_what_they_had_held_back(tmp_path):
+    Setup(str(tmp_path), SHARDED, replicas=3, steps=8).go()
+    gathered = Setup(str(tmp_path), SHARDED | {"combine": "gather"}, replicas=2, steps=16).go(resume=True)
+    assert_resumed(gathered, 2)
+    held = sum(shard_sizes(gathered, 3))
+    assert gathered.summary["lost_residual"] == held
+    assert [text for text in gathered.said("notice") if "residual are lost" in text] == [
+        f"round 3: {held} numbers of the owners' residual are lost: nobody holds them now"
+    ]
+    again = Setup(str(tmp_path), SHARDED | {"combine": "gather"}, replicas=2, steps=24).go(resume=True)
+    assert again.summary["lost_residual"] == held
 
 
 def assert_resumed(outcome, replicas):
