@@ -21,6 +21,7 @@ from ray.util.collective.collective_group.base_collective_group import BaseGroup
 from torch import Tensor
 
 from ray_lowcomm.core.errors import ExchangeError
+from ray_lowcomm.core.staging import to_device, to_host
 from ray_lowcomm.engine.combine import weighted_sum
 
 BACKEND = "LOWCOMM"
@@ -119,7 +120,7 @@ class LowCommGroup(BaseGroup):
             own = weighted_sum(list(shards.view(self.world_size, shard)), weights)
             parts = [torch.empty_like(own) for _ in range(self.world_size)]
             self._start(lambda pg: pg.allgather([parts], [own])).wait()
-            return torch.cat(parts)[: flat.numel()].to(flat.device)
+            return to_device(torch.cat(parts)[: flat.numel()], flat.device)
 
         return Pending(self, work, finish)
 
@@ -156,7 +157,7 @@ class LowCommGroup(BaseGroup):
         sent = self._staged(torch.cat([part for i, part in enumerate(parts) if i != rank]))
         received = sent.new_empty(sum(taken))
         self._finish(lambda pg: pg.alltoall_base(received, sent, taken, given))
-        pieces = list(received.cpu().split(taken))
+        pieces = list(to_host(received).split(taken))
         pieces[rank] = parts[rank]
         return pieces
 
@@ -221,7 +222,7 @@ class LowCommGroup(BaseGroup):
 
     def _staged(self, tensor: Tensor) -> Tensor:
         """Where the process group can take it: gloo works on the CPU, NCCL on the GPU."""
-        return tensor.to("cuda" if self._nccl else "cpu").contiguous()
+        return (to_device(tensor, "cuda") if self._nccl else to_host(tensor)).contiguous()
 
 
 class _DestroyedOnError:

@@ -9,6 +9,7 @@ import xxhash
 from torch import Tensor
 
 from ray_lowcomm.core.errors import PayloadError
+from ray_lowcomm.core.staging import to_host
 
 MAGIC, VERSION = b"RLCM", 2
 HEADER = struct.Struct("<4sHBBQQQ")
@@ -27,7 +28,9 @@ class Identity:
 
 def seal(identity: Identity, count: int, streams: Sequence[Tensor]) -> Tensor:
     """A message, uint8 [bytes] on the CPU. `count` is the format's own: see `ray_lowcomm.core.codecs.topk`."""
-    body = torch.cat([torch.empty(0, dtype=torch.uint8), *(stream.cpu() for stream in streams)])
+    # where one stream is on a GPU all go there first, so that one copy brings them back
+    device = next((s.device for s in streams if s.device.type == "cuda"), torch.device("cpu"))
+    body = to_host(torch.cat([torch.empty(0, dtype=torch.uint8, device=device), *(s.to(device) for s in streams)]))
     fields = (MAGIC, VERSION, identity.value_bits, identity.flags, identity.digest)
     checksum = _checksum(HEADER.pack(*fields, 0, count), body)
     header = bytearray(HEADER.pack(*fields, checksum, count))
@@ -42,7 +45,7 @@ def unseal(message: Tensor, identity: Identity) -> tuple[int, Tensor]:
     """
     if message.dtype != torch.uint8 or message.dim() != 1:
         raise PayloadError(f"a message must be uint8 [bytes], got {message.dtype} {list(message.shape)}")
-    message = message.cpu()
+    message = to_host(message)
     if len(message) < HEADER.size:
         raise PayloadError(f"message of {len(message)} bytes is shorter than its header of {HEADER.size}")
     header, body = message[: HEADER.size].numpy().tobytes(), message[HEADER.size :]

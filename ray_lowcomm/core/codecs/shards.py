@@ -36,6 +36,7 @@ from ray_lowcomm.core.codecs.values import Values
 from ray_lowcomm.core.digest import digest_text, tensor_bytes
 from ray_lowcomm.core.errors import PayloadError
 from ray_lowcomm.core.guards import all_finite
+from ray_lowcomm.core.staging import to_device
 
 HANDED_ON, BEHIND = 4, 8  # flags
 _FLAGS = 7  # byte of the header
@@ -265,7 +266,7 @@ class Shard:
             PayloadError: the message is not exactly as the format says.
         """
         unary_bits, body = unseal(message, self._identity(behind))
-        reader = Reader(body.to(self.codec.device))
+        reader = Reader(to_device(body, self.codec.device))
         cuts = [(self._cut(piece), piece.count) for piece in self.pieces]
         shapes = [golomb.SetShape(count, cut.group.elements, cut.kept) for cut, count in cuts if cut.sparse]
         moduli = reader.take(len(shapes), "the moduli of the indices").tolist()

@@ -46,6 +46,7 @@ from ray_lowcomm.core.dct import dct, idct
 from ray_lowcomm.core.digest import digest_text
 from ray_lowcomm.core.errors import PayloadError, SettingError
 from ray_lowcomm.core.guards import all_finite
+from ray_lowcomm.core.staging import to_device
 
 Reduce = Literal["replicas", "senders"]
 SLAB = {"cpu": 1 << 18, "cuda": 1 << 23}  # elements worked on at once: a processor's cache; many for a GPU
@@ -220,7 +221,7 @@ class TopK:
             PayloadError: the message is not exactly as the format says.
         """
         unary_bits, body = unseal(message, self._identity)
-        reader = Reader(body.to(self.device))
+        reader = Reader(to_device(body, self.device))
         sparse = [cut for cut in self.cuts if cut.sparse]
         moduli = reader.take(len(sparse), "the moduli of the indices").tolist()
         sizes = [(cut.group.count, cut.kept) for cut in self.cuts]

@@ -46,7 +46,9 @@ def test_a_killed_owners_residual_is_lost_and_counted_and_all_else_is_handed_on(
     assert summary["lost_residual"] == lost
     assert summary["rounds_retried"] == (phase == "exchange")
     said = [text for text in outcome.said("notice") if "residual are lost" in text]
-    assert said == [f"round {3 + (phase == 'voted')}: {lost} numbers of the owners' residual are lost: nobody holds them now"]
+    assert said == [
+        f"round {3 + (phase == 'voted')}: {lost} numbers of the owners' residual are lost: nobody holds them now"
+    ]
     held = [combiner(outcome, i).held for i in range(3)]
     assert [part.start for part in held[1:]] == [part.stop for part in held[:-1]]
 
