@@ -50,9 +50,9 @@ def codec_of(codecs: Codecs, track: str) -> TrackCodec | None:
 
 def check_has(codecs: Codecs, tracks: tuple[str, ...], optimizer: str) -> None:
     """SettingError if a codec is for a track that the optimizer does not have."""
-    for track, codec in codecs.items():
+    for track in codecs:
         if track not in (*tracks, OTHERS):
-            raise SettingError(f"strategy.codec.{track}", _shown(codec), f"{optimizer} has {', '.join(tracks)}")
+            raise SettingError("strategy.codec", track, f"is not a track of {optimizer}, which has {', '.join(tracks)}")
 
 
 def build_codec(codec: TrackCodec, anchor: Anchor, seed: int) -> TopK:

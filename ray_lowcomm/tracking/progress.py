@@ -108,7 +108,8 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         if all(summary.get(name) is not None for name in names):
             rows.append((title, text.format(**{name: summary[name] for name in names})))
 
-    shown = {name: size(summary[name]) for name in ("bytes_up", "bytes_down") if summary.get(name) is not None}
+    sizes = ("bytes_up", "bytes_down", "wire_bytes_up", "wire_bytes_down")
+    shown = {name: size(summary[name]) for name in sizes if summary.get(name) is not None}
     times = {
         n: seconds(summary[n]) for n in ("wall_s", "compute_s", "exchange_s", "wait_s") if summary.get(n) is not None
     }
@@ -125,6 +126,9 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
                     shown[f"bytes_{way}"] + (f", {ratio:.1f} times less than dense rounds" if ratio else ""),
                 )
             )
+    wire = [f"{shown[f'wire_bytes_{way}']} {way}" for way in ("up", "down") if f"wire_bytes_{way}" in shown]
+    if wire:
+        rows.append(("on the wire", ", ".join(wire)))
     if "wall_s" in times:
         parts = [f"{label} {times[name]}" for name, label in _TIMES.items() if name in times]
         rows.append(("time", f"{times['wall_s']} ({', '.join(parts)})" if parts else times["wall_s"]))

@@ -26,7 +26,7 @@ OF_A_RUN = (
     r"validation loss before training: \d\.\d{4}",
     r"round \d+  step \d+/\d+  loss \d\.\d{4}  (val \d\.\d{4}  )?up .+  down .+  members \d.*  left .+",
     r"\d of 2 replicas have joined after \d+ s, .*",  # on a slow machine
-    r"(status|rounds|training loss|validation loss|sent up|sent down|time|replicas lost) +\S.*",
+    r"(status|rounds|training loss|validation loss|sent up|sent down|on the wire|time|replicas lost) +\S.*",
     r"(files|MLflow): \S.*",
     r"goes on with other settings than before: inner\.steps was \d+, is \d+",
     r"stopping: stopped from outside|stopped",

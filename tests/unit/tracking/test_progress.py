@@ -58,6 +58,11 @@ def test_closing_table_leaves_out_what_is_unknown():
     }
 
 
+def test_closing_table_tells_payload_and_wire_apart():
+    rows = dict(summary_rows(summary(bytes_up=2048, compression_up=None, wire_bytes_up=6144, wire_bytes_down=10)))
+    assert (rows["sent up"], rows["on the wire"]) == ("2.0 KiB", "6.0 KiB up, 10 B down")
+
+
 def test_units():
     assert [size(count) for count in (0, 1023, 1024, 5 * 2**30, 3 * 2**40)] == [
         "0 B",
