@@ -10,6 +10,7 @@ from rich.console import Console
 
 from jobs._main import run_main
 from jobs.benchmarks import decode, encode, learning, outer_step, overhead, toy, wire
+from ray_lowcomm.core.errors import SettingError
 
 BENCHMARKS = {
     "toy": toy,
@@ -20,17 +21,37 @@ BENCHMARKS = {
     "decode": decode,
     "outer_step": outer_step,
 }
+COUNT, PARAMETERS = (1, 10**6), (1e3, 1e11)
+RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("replicas", "steps", "seeds", "processes", "blocks", "threads", "turns"), COUNT),
+    **dict.fromkeys(("params", "most"), PARAMETERS),
+    "seconds": (0.1, 3600),
+}
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one benchmark; 1 if what it must show does not hold."""
     options = _parser().parse_args(argv)
+    _check(options)
     numbers, problems = BENCHMARKS[options.name].run(options, Console())
     if options.json is not None:
         options.json.write_text(json.dumps(numbers, indent=1) + "\n")
     for problem in problems:
         print(f"{options.name}: {problem}", file=sys.stderr)
     return 1 if problems else 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """What would be found out only after minutes of measuring."""
+    for name, (least, most) in RANGES.items():
+        given = getattr(options, name, None)
+        for number in given if isinstance(given, list) else [given]:
+            if number is not None and not least <= number <= most:
+                raise SettingError(f"--{name}", number, f"must be between {least:g} and {most:g}")
+    for name in ("json", "figure"):
+        path = getattr(options, name, None)
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise SettingError(f"--{name}", str(path), "must be a file in a folder that is there")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from jobs._main import run_main
+from jobs._saved import check_kind
 from ray_lowcomm.config import ConfigError, TrainConfig, load_config
 from ray_lowcomm.core.errors import CheckpointError
 
@@ -30,7 +31,7 @@ def main(argv: Sequence[str]) -> None:
         )
     if (folder / "model").is_dir() and not (folder / "model.safetensors").exists():
         folder = folder / "model"
-    _check_kind(_config_of(folder))
+    check_kind(str(_config_of(folder).parent))
     config = load_config(["--config", str(_config_of(folder)), *argv[1:]], TrainConfig)
     print(f"validation loss {evaluate(folder, config):.6f}")
 
@@ -66,16 +67,13 @@ def _load_checkpoint(model: nn.Module, folder: Path) -> None:
     wanted_all = wanted | {
         f"buffers/{name}": b for name, b in named_buffers(model).items() if f"buffers/{name}" in state
     }
+    for name, tensor in wanted_all.items():
+        if state[name].shape != tensor.shape:
+            shapes = f"{list(state[name].shape)}, this one {list(tensor.shape)}"
+            raise CheckpointError(f"{folder} was made by another model: {name} is of shape {shapes}")
     with torch.no_grad():
         for name, tensor in wanted_all.items():
             tensor.copy_(state[name])
-
-
-def _check_kind(config: Path) -> None:
-    import yaml
-
-    if "model" not in (yaml.safe_load(config.read_text()) or {}):
-        raise CheckpointError(f"{config} is of a train function of your own: only its own code knows model and data")
 
 
 def _config_of(folder: Path) -> Path:

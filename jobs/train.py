@@ -3,7 +3,8 @@
     python -m jobs.train [--config FILE.yaml] [--SECTION.FIELD VALUE …]
 
 With no argument at all: a byte-level GPT on the source code of Python's standard library, 2 replicas, DCT momentum,
-about a minute on two cores. ``--help`` lists all fields, ``--dry-run`` says what the run would do and cost.
+about a minute on two cores. ``--help`` lists all fields, ``--dry-run`` says what the run would do and cost. With
+``--run.resume`` what is not given is as the run of that name had it.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pydantic import Field
 
 from jobs._main import leave, run_main
 from jobs._paths import settled
+from jobs._saved import saved_config
 from ray_lowcomm.config import TrainConfig, load_config
 
 
@@ -23,7 +25,7 @@ class JobConfig(TrainConfig):
 
 def main(argv: Sequence[str]) -> None:
     """Run the job with these arguments."""
-    config = settled(load_config(argv, JobConfig))
+    config = settled(load_config(argv, JobConfig, base=saved_config))
     if config.dry_run:
         from jobs.dry_run import print_dry_run
 

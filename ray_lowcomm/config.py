@@ -8,7 +8,7 @@ lists included, is replaced. A job with settings of its own subclasses `TrainCon
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self, TypeVar
 
@@ -89,9 +89,11 @@ def load_config(
     argv: Sequence[str],
     cls: type[C] = TrainConfig,  # type: ignore[assignment]  # a default cannot be narrower than the bound
     environment: Mapping[str, str] = os.environ,
+    base: Callable[[Mapping[str, Any]], str | None] = lambda given: None,
 ) -> C:
     """Reads and checks a configuration; `argv` is without the program's name.
 
+    `base` may name, from all that is given, unchecked, a YAML file (path or URI) whose values stand where none are.
     ``--help`` prints all fields and raises ``SystemExit(0)``. Raises `ConfigError` for anything that is wrong.
     """
     if "--help" in argv or "-h" in argv:
@@ -100,23 +102,30 @@ def load_config(
     try:
         arguments, files = read_arguments(argv, cls)
         given = [*map(read_yaml, files), *read_environment(environment, cls), arguments]
+        first = base(_merged(given, cls))
+        if first is not None:
+            given.insert(0, read_yaml(first))
     except SettingError as error:
         raise ConfigError(str(error)) from None
     return _validated(given, cls)
 
 
 def _validated(given: list[Source], cls: type[C]) -> C:
-    values: dict[str, Any] = cls().model_dump()
-    for source in given:
-        values = merge(values, source.values)
     try:
-        config = cls.model_validate(values)
+        config = cls.model_validate(_merged(given, cls))
         config.resolved()
     except ValidationError as error:
         raise ConfigError("\n".join(problem_lines(error, cls, given))) from None
     except SettingError as error:
         raise ConfigError(str(error)) from None
     return config
+
+
+def _merged(given: list[Source], cls: type[C]) -> dict[str, Any]:
+    values: dict[str, Any] = cls().model_dump()
+    for source in given:
+        values = merge(values, source.values)
+    return values
 
 
 def section(name: str, kind: type[S], given: object) -> S:

@@ -74,11 +74,16 @@ def _inner(kind: Any, name: str | int) -> Any:
 
 
 def read_yaml(path: str) -> Source:
-    """Raises `SettingError` (one line) for a file that is not there, not YAML, or not a mapping of sections."""
+    """The values in a file, a path or a URI.
+
+    Raises `SettingError` (one line) for one that is not there, not YAML, or not a mapping of sections.
+    """
     try:
-        values = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        values = yaml.load(_text_of(path), Loader=_Loader)
+    except UnicodeDecodeError:
+        raise SettingError("--config", path, "must be a readable YAML file: not UTF-8 text") from None
+    except OSError as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise SettingError("--config", path, f"must be a readable YAML file: {reason}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -88,6 +93,20 @@ def read_yaml(path: str) -> Source:
     if values is not None and not isinstance(values, dict):
         raise SettingError("--config", path, "must hold sections, such as 'strategy:' with 'topk: 64' under it")
     return Source(f"in {path}", {str(name): value for name, value in (values or {}).items()})
+
+
+def _text_of(path: str) -> str:
+    if "://" not in path:
+        return Path(path).read_text(encoding="utf-8")
+    from pyarrow import fs  # takes time to import, and most files are local
+
+    try:
+        files, place = fs.FileSystem.from_uri(path)
+        with files.open_input_stream(place) as stream:
+            data = bytes(stream.read())
+    except ValueError as error:  # what pyarrow raises for a URI that it does not read
+        raise OSError(str(error)) from error
+    return data.decode("utf-8")
 
 
 class _Loader(yaml.SafeLoader):

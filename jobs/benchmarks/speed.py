@@ -221,9 +221,6 @@ def _check(options: argparse.Namespace) -> None:
     for size in options.params:
         if not 1e5 <= size <= 2e9:
             raise SettingError("--params", size, "must be between 1e5 and 2e9")
-    for name in ("threads", "replicas", "turns"):
-        if getattr(options, name) < 1:
-            raise SettingError(f"--{name}", getattr(options, name), "must be 1 or more")
 
 
 def _table(name: str, rows: Sequence[Row]) -> Table:

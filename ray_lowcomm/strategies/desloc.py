@@ -29,8 +29,8 @@ def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due
 
 def _unused(settings: StrategySettings) -> dict[str, str]:
     unused = unused_outer_fields(settings)
-    if not settings.codec:
-        unused["combine"] = "needs strategy.codec"
+    if not track_codecs.any_coded(settings.codec or {}):
+        unused["combine"] = "needs strategy.codec with topk, or value_bits below 32, for some track"
     if settings.param_period is not None:
         unused["inner_steps"] = "is the same as strategy.param_period: give one of the two"
     return unused

@@ -83,20 +83,21 @@ class Combiner(Protocol):
 class Gather:
     """Every replica receives all messages and adds them in rank order.
 
-    Who goes on from a run that was sharded has no owners: what they had not sent is lost, and counted.
+    Who goes on from a run that was sharded has no owners: what they had not sent is lost, and counted with the first
+    commit. Until then the owners stay in the shared state, so that joiners and checkpoints know of it.
     """
 
     def __init__(self, codec: TopK, reduce: Reduce) -> None:
         self.codec, self.reduce = codec, reduce
         self._own: dict[str, tuple[Tensor, Kept]] = {}
         self._parsed: dict[str, tuple[Received, list[Kept]]] = {}
-        self._lost = 0
+        self._owners: Tensor | None = None
 
     def open(self, key: str, flat: Tensor) -> Outgoing:
         """One message for all."""
         encoded = self.codec.encode(flat, key)
         self._own[key] = encoded.message, encoded.kept
-        return Outgoing(Payload("gather", encoded.message, residual_lost=self._lost), encoded.distance)
+        return Outgoing(Payload("gather", encoded.message, residual_lost=self._unowned()), encoded.distance)
 
     def check(self, key: str, received: Received) -> None:
         """Parse all messages; what they hold is kept for `take`."""
@@ -104,7 +105,7 @@ class Gather:
 
     def take(self, key: str, received: Received) -> Taken:
         """All messages, with the members' weights."""
-        self._lost = 0
+        self._owners = None
         own, checked = self._own.pop(key), self._parsed.pop(key, None)
         parsed = checked[1] if checked is not None and checked[0] is received else self._parse(received, own)
         return Taken(self.codec, own[1], parsed, received.weights, self.reduce)
@@ -115,17 +116,21 @@ class Gather:
         self._parsed.pop(key, None)
 
     def shared_state(self) -> State:
-        """Nothing."""
-        return {}
+        """Nothing; before the first commit after a run that was sharded, who the owners were."""
+        return {} if self._owners is None else {OWNERS: self._owners}
 
     def local_state(self) -> State:
         """Nothing."""
         return {}
 
     def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor] | None) -> None:
-        """There is nothing to take over."""
+        """There is nothing to take over but that there were owners."""
+        self._owners = shared.get(OWNERS)
+
+    def _unowned(self) -> int:
+        """Numbers of a residual that had owners."""
         ranges = Ranges(self.codec)
-        self._lost = ranges.before(ranges.chunks) if OWNERS in shared else 0
+        return 0 if self._owners is None else ranges.before(ranges.chunks)
 
     def _parse(self, received: Received, own: tuple[Tensor, Kept]) -> list[Kept]:
         parsed, (sent, kept) = [], own

@@ -30,6 +30,11 @@ def filled(codecs: Codecs) -> dict[str, TrackCodec]:
     return {track: _filled(track, codec) for track, codec in codecs.items()}
 
 
+def any_coded(codecs: Codecs) -> bool:
+    """Whether any track is sent otherwise than as it is."""
+    return any(map(_coded, codecs.values()))
+
+
 def check(codecs: Codecs) -> None:
     """SettingError on a value that is not allowed, or on a field that has no effect, of filled settings."""
     for track, codec in codecs.items():

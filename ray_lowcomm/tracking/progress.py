@@ -123,7 +123,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             rows.append(
                 (
                     f"sent {way}",
-                    shown[f"bytes_{way}"] + (f", {ratio:.1f} times less than dense rounds" if ratio else ""),
+                    shown[f"bytes_{way}"] + (f", {_compared(ratio)} than dense rounds" if ratio else ""),
                 )
             )
     wire = [f"{shown[f'wire_bytes_{way}']} {way}" for way in ("up", "down") if f"wire_bytes_{way}" in shown]
@@ -134,6 +134,10 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("time", f"{times['wall_s']} ({', '.join(parts)})" if parts else times["wall_s"]))
     row("replicas lost", "{members_lost}, rounds retried {rounds_retried}", "members_lost", "rounds_retried")
     return rows
+
+
+def _compared(ratio: float) -> str:
+    return f"{ratio:.1f} times less" if ratio >= 1 else f"{1 / ratio:.1f} times more"
 
 
 _TIMES = {"compute_s": "computing", "exchange_s": "exchanging", "wait_s": "waiting"}

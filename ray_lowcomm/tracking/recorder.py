@@ -1,6 +1,7 @@
 """One run's record: files, MLflow and what a person sees, behind the four calls that the engine makes."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ray_lowcomm.config import LoopConfig, flatten, to_yaml
@@ -25,6 +26,7 @@ class Recorder:
 
     def __init__(self, config: LoopConfig, run_dir: str, resumed_round: int = 0) -> None:
         self._config, self._run_dir = config, run_dir.rstrip("/")
+        self._resumed = resumed_round > 0
         self._files = RunFiles(run_dir, resumed_round)
         self._progress = RoundProgress(config.inner.steps, config.run.log_every)
         self._store = store_of(config.tracking, config.run, run_dir)
@@ -32,7 +34,8 @@ class Recorder:
 
     def on_start(self, info: Mapping[str, Any]) -> None:
         """The run begins. `info` is printed as it is; ``step`` in it is the nominal step of the checkpoint (else 0)."""
-        self._files.config(to_yaml(self._config))
+        if not self._resumed:
+            self._write_config()
         resolved = self._config.resolved()
         facts = [f"{name} {value}" for name, value in info.items() if name != "step"]
         title = f"run {self._config.run.name} ({resolved.strategy.name}) in {self._run_dir}"
@@ -45,10 +48,19 @@ class Recorder:
 
     def on_round(self, record: Mapping[str, Any]) -> None:
         """A round is committed; `record` is one of ``rounds.jsonl``."""
+        if self._resumed:
+            self._write_config()
         self._files.round(record)
         self._progress.round(record)
         if self._mlflow:
             self._mlflow.round(record)
+
+    def _write_config(self) -> None:
+        """Of a resumed run with its first round: settings that do not fit its checkpoint must not replace those that
+        do, which the next attempt goes on with."""
+        run = replace(self._config.run, resume=False)  # a new run may be begun with this file
+        self._files.config(to_yaml(self._config.model_copy(update={"run": run})))
+        self._resumed = False
 
     def on_notice(self, text: str) -> None:
         """Prints one line."""

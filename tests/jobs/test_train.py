@@ -66,14 +66,31 @@ def test_evaluation_gives_the_loss_of_the_run(run, tmp_path):
         assert float(out.split()[-1]) == pytest.approx(summary["val_loss"], abs=1e-5)
 
 
-def test_resume_is_bit_identical(run, tmp_path):
-    run("--run.name", "whole")
-    run("--run.name", "half", "--tracking.enabled", "false")
-    for name in ("round_000006",):  # as if it had died after the checkpoint of round 4
-        for file in (tmp_path / "half" / "checkpoints" / name).iterdir():
-            file.unlink()
-    code, out, err = run("--run.name", "half", "--run.resume")
+def die_after_round_4(folder):
+    """As if the job had died after its checkpoint of that round."""
+    for file in (folder / "checkpoints" / "round_000006").iterdir():
+        file.unlink()
+
+
+@pytest.fixture
+def resume(tmp_path, capfd):
+    def start(*argv):
+        code = run_main(train.main, ["--run.output_dir", str(tmp_path), "--run.resume", *argv])
+        return code, capfd.readouterr().err
+
+    return start
+
+
+def test_resume_is_bit_identical(run, resume, tmp_path):
+    """The name is enough: all that is not given is as it was."""
+    given = ("--tracking.enabled", "false", "--inner.lr", "1e-3", "--strategy.topk", "200")
+    run("--run.name", "whole", *given)
+    run("--run.name", "half", *given)
+    settings = (tmp_path / "half" / "config.yaml").read_text()
+    die_after_round_4(tmp_path / "half")
+    code, err = resume("--run.name", "half")
     assert code == 0, err
+    assert (tmp_path / "half" / "config.yaml").read_text() == settings
     whole, half = (json.loads((tmp_path / n / "summary.json").read_text()) for n in ("whole", "half"))
     for name in ("state_digests", "train_loss", "val_loss", "bytes_up", "tokens", "inner_steps", "rounds"):
         assert half[name] == whole[name], name
@@ -82,6 +99,36 @@ def test_resume_is_bit_identical(run, tmp_path):
     ]
     weights = [(tmp_path / n / "model" / "model.safetensors").read_bytes() for n in ("whole", "half")]
     assert weights[0] == weights[1]
+
+
+def test_a_resume_that_does_not_fit_leaves_the_settings_that_do(run, resume, tmp_path):
+    run("--run.name", "kept", "--tracking.enabled", "false")
+    settings = (tmp_path / "kept" / "config.yaml").read_text()
+    die_after_round_4(tmp_path / "kept")
+    code, err = resume("--run.name", "kept", "--model.args.width", "8", "--model.args.heads", "1")
+    assert code == 1
+    assert "another model?" in err
+    assert (tmp_path / "kept" / "config.yaml").read_text() == settings
+    code, err = resume("--run.name", "kept", "--inner.lr", "1e-4")
+    assert code == 0, err
+    assert "lr: 0.0001" in (tmp_path / "kept" / "config.yaml").read_text()
+
+
+def test_a_run_of_another_program_is_not_resumed(resume, tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "config.yaml").write_text("inner: {steps: 4}\n")
+    code, err = resume("--run.name", "own")
+    assert code == 1
+    assert "is of a train function of your own" in err
+    assert "Traceback" not in err
+
+
+def test_a_checkpoint_of_another_model_is_not_evaluated(run, tmp_path):
+    run("--run.name", "wide", "--tracking.enabled", "false")
+    place = str(tmp_path / "wide" / "checkpoints" / "round_000006")
+    code, _, err = run(place, "--model.args.width", "8", job=evaluate)
+    assert code == 1
+    assert re.search(r"made by another model: strategy/anchor/\S+ is of shape \[256, 16\], this one \[256, 8\]", err)
 
 
 def test_an_older_run_is_moved_aside(run, tmp_path):

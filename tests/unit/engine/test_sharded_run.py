@@ -8,7 +8,7 @@ from ray_lowcomm.core.codecs.shards import Ranges
 from ray_lowcomm.core.digest import digest_tensors
 from ray_lowcomm.core.errors import PayloadError
 from ray_lowcomm.core.payload import Payload
-from ray_lowcomm.core.settings import Fault, StrategySettings
+from ray_lowcomm.core.settings import Fault, StrategySettings, TrackCodec
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.attempt import Attempt, sharded_bytes
 from ray_lowcomm.transport.local import LocalLink
@@ -89,6 +89,34 @@ def test_going_on_without_owners_counts_what_they_had_held_back(tmp_path):
     ]
     again = Setup(str(tmp_path), SHARDED | {"combine": "gather"}, replicas=2, steps=24).go(resume=True)
     assert again.summary["lost_residual"] == held
+
+
+TRACKS = {
+    **{"name": "desloc", "param_period": 2, "exp_avg_period": 8, "exp_avg_sq_period": 8, "combine": "sharded"},
+    "codec": {"params": TrackCodec(topk=2, chunk_size=4), "default": TrackCodec(topk=2, chunk_size=4)},
+}
+
+
+@pytest.mark.parametrize(
+    ("faults", "stops"),
+    [((), ()), ((Fault("kill", 0, 5),), ()), ((Fault("nan", 0, 6),), ()), ((), ("gather",)), ((), ("sharded",))],
+)
+def test_owners_are_remembered_until_each_track_has_been_sent_without_them(tmp_path, faults, stops):
+    """Parameters go in round 5 of the resumed run, moments in round 8; joiners and checkpoints come in between."""
+    Setup(str(tmp_path), TRACKS, replicas=2, steps=8).go()
+    gathered = TRACKS | {"combine": "gather"}
+    for combine in stops:
+        between = Setup(str(tmp_path), gathered, replicas=2, steps=10).go(resume=True)
+        assert 0 < between.summary["lost_residual"] < 3 * sum(shard_sizes_of("params", between))
+        gathered = TRACKS | {"combine": combine}
+    outcome = Setup(str(tmp_path), gathered, replicas=2, steps=24, faults=faults).go(resume=True)
+    assert_resumed(outcome, 2)
+    assert outcome.summary["lost_residual"] == 3 * sum(shard_sizes_of("params", outcome))
+
+
+def shard_sizes_of(track, outcome):
+    codec = strategy_of(outcome.replicas[0]).of(track).combiner.codec
+    return [shard.size for shard in Ranges(codec).cut(2)]
 
 
 def assert_resumed(outcome, replicas):

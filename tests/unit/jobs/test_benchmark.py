@@ -6,6 +6,7 @@ import pytest
 
 from jobs import benchmark
 from jobs.benchmarks import overhead
+from ray_lowcomm.core.errors import SettingError
 
 
 def test_overhead_measures_whole_rounds_of_both_loops():
@@ -32,3 +33,21 @@ def test_an_unknown_benchmark_is_a_usage_error(capsys):
         benchmark.main(["speed"])
     assert exit_info.value.code == 2
     assert "toy" in capsys.readouterr().err
+
+
+NONSENSE = (
+    (["encode", "--turns", "0"], "--turns = 0: must be between 1 and"),
+    (["learning", "--seeds", "0"], "--seeds = 0: must be between 1 and"),
+    (["wire", "--replicas", "2", "0"], "--replicas = 0: must be between 1 and"),
+    (["wire", "--params", "-5"], r"--params = -5\.0: must be between 1000 and"),
+    (["wire", "--params", "nan"], "--params = nan: must be"),
+    (["overhead", "--seconds", "inf"], r"--seconds = inf: must be between 0\.1 and 3600"),
+    (["toy", "--json", "/nowhere/at/all.json"], "--json = '/nowhere/at/all.json': must be a file in a folder"),
+    (["learning", "--figure", "/"], "--figure = '/': must be a file in a folder"),
+)
+
+
+@pytest.mark.parametrize(("argv", "said"), NONSENSE)
+def test_options_that_make_no_sense_are_refused_before_anything_is_measured(argv, said):
+    with pytest.raises(SettingError, match=said):
+        benchmark.main(argv)

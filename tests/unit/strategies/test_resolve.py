@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ray_lowcomm.core.errors import SettingError
-from ray_lowcomm.core.settings import StrategySettings
+from ray_lowcomm.core.settings import StrategySettings, TrackCodec
 from ray_lowcomm.strategies import ALGORITHMS, resolve
 
 
@@ -110,6 +110,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (
         {"residual": "model", "variant": "paper"},
         r"strategy\.residual = 'model': is not used by strategy.variant: paper",
+    ),
+    (
+        {"name": "desloc", "codec": {"params": TrackCodec(value_bits=32)}, "combine": "sharded"},
+        r"strategy\.combine = 'sharded': needs strategy\.codec with topk",
     ),
     ({"name": "desloc", "outer_lr": 0.5}, r"strategy\.outer_lr = 0.5: needs strategy.outer_optimizer"),
     (

@@ -59,8 +59,9 @@ def test_closing_table_leaves_out_what_is_unknown():
 
 
 def test_closing_table_tells_payload_and_wire_apart():
-    rows = dict(summary_rows(summary(bytes_up=2048, compression_up=None, wire_bytes_up=6144, wire_bytes_down=10)))
-    assert (rows["sent up"], rows["on the wire"]) == ("2.0 KiB", "6.0 KiB up, 10 B down")
+    rows = dict(summary_rows(summary(bytes_up=2048, compression_up=0.5, wire_bytes_up=6144, wire_bytes_down=10)))
+    assert rows["sent up"] == "2.0 KiB, 2.0 times more than dense rounds"
+    assert rows["on the wire"] == "6.0 KiB up, 10 B down"
 
 
 def test_units():

@@ -1,0 +1,43 @@
+"""The settings of a run that is resumed: what is not given again stays as it was."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray_lowcomm.config import section
+from ray_lowcomm.core.errors import CheckpointError, SettingError
+from ray_lowcomm.core.settings import RunSettings
+
+CONFIG = "config.yaml"
+
+
+def saved_config(given: Mapping[str, Any]) -> str | None:
+    """Path or URI of the settings of the run that `given` settings resume; None if they resume none.
+
+    Raises:
+        CheckpointError: it is a run whose settings a program of the user's own knows.
+    """
+    from ray_lowcomm.engine.storage import Storage
+    from ray_lowcomm.runtime.owned_folder import folder_path
+
+    try:
+        run = section("run", RunSettings, given["run"])
+        folder = folder_path(run)
+        if not run.resume or not Storage(folder).exists(CONFIG):
+            return None
+    except (SettingError, OSError, ValueError):  # told with all else that is wrong, or when the folder is taken
+        return None
+    check_kind(folder)
+    return f"{folder}/{CONFIG}"
+
+
+def check_kind(folder: str) -> None:
+    """CheckpointError if the run in `folder` was not one of `jobs.train`."""
+    import yaml
+
+    from ray_lowcomm.engine.storage import Storage
+
+    saved = yaml.safe_load(Storage(folder).read(CONFIG))
+    if not isinstance(saved, dict) or "model" not in saved:
+        raise CheckpointError(
+            f"{folder}/{CONFIG} is of a train function of your own: only its own code knows model and data"
+        )
