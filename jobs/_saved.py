@@ -16,13 +16,15 @@ def saved_config(given: Mapping[str, Any]) -> str | None:
     Raises:
         CheckpointError: it is a run whose settings a program of the user's own knows.
     """
-    from ray_lowcomm.engine.storage import Storage
-    from ray_lowcomm.runtime.owned_folder import folder_path
-
     try:
         run = section("run", RunSettings, given["run"])
+        if not run.resume:
+            return None
+        from ray_lowcomm.engine.storage import Storage
+        from ray_lowcomm.runtime.owned_folder import folder_path
+
         folder = folder_path(run)
-        if not run.resume or not Storage(folder).exists(CONFIG):
+        if not Storage(folder).exists(CONFIG):
             return None
     except (SettingError, OSError, ValueError):  # told with all else that is wrong, or when the folder is taken
         return None
@@ -36,7 +38,10 @@ def check_kind(folder: str) -> None:
 
     from ray_lowcomm.engine.storage import Storage
 
-    saved = yaml.safe_load(Storage(folder).read(CONFIG))
+    try:
+        saved = yaml.safe_load(Storage(folder).read(CONFIG))
+    except yaml.YAMLError:
+        return  # who reads it says what is wrong
     if not isinstance(saved, dict) or "model" not in saved:
         raise CheckpointError(
             f"{folder}/{CONFIG} is of a train function of your own: only its own code knows model and data"

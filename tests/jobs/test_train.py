@@ -123,6 +123,15 @@ def test_a_run_of_another_program_is_not_resumed(resume, tmp_path):
     assert "Traceback" not in err
 
 
+def test_damaged_settings_of_a_run_to_resume_are_named(resume, tmp_path):
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "config.yaml").write_text("model: {name: [\n")
+    code, err = resume("--run.name", "torn")
+    assert code == 2
+    assert f"{tmp_path}/torn/config.yaml" in err
+    assert "not valid YAML" in err
+
+
 def test_a_checkpoint_of_another_model_is_not_evaluated(run, tmp_path):
     run("--run.name", "wide", "--tracking.enabled", "false")
     place = str(tmp_path / "wide" / "checkpoints" / "round_000006")
