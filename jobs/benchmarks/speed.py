@@ -3,10 +3,8 @@
 A GPT's parameters are moved at random, as if trained, and then a strategy makes a round of them. Every turn copies an
 fp32 vector into existing memory before and after what is measured; a figure is the median, over the turns, of the time
 per parameter against that of these copies. The copied vector has at least `YARDSTICK` elements: a shorter one would
-stay in the processor's cache. Before each turn as much memory as the parameters take is filled and freed: where a
-virtual machine's host takes free memory back, the first touch of 400 MB took 800 ms in one turn and 80 in the next.
-Memory is what a round takes at its peak beyond what is there between rounds (high-water mark of the resident set, Linux
-only), in multiples of the parameters' fp32 size.
+stay in the processor's cache. Memory is what a round takes at its peak beyond what is there between rounds (high-water
+mark of the resident set, Linux only), in multiples of the parameters' fp32 size.
 """
 
 import argparse
@@ -26,7 +24,6 @@ from torch import Tensor
 from jobs.benchmarks.wire import Gpt
 from ray_lowcomm import strategies
 from ray_lowcomm.core.errors import SettingError
-from ray_lowcomm.core.memory import uninitialised
 from ray_lowcomm.core.payload import Proposal, Received
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import StrategySettings
@@ -139,7 +136,6 @@ def measure(stage: Stage, entry: Entry, options: argparse.Namespace, parameters:
     seconds, ratios = [], []
     for _ in range(options.turns):
         bench.train()
-        uninitialised(bench.moved).zero_()  # the host's part of giving memory; the kernel's is measured
         before = copies.measure()
         spent = _seconds(work)
         seconds.append(spent)
