@@ -3,8 +3,8 @@
 A GPT's parameters are moved at random, as if trained, and then a strategy makes a round of them. Every turn copies an
 fp32 vector into existing memory before and after what is measured; a figure is the median, over the turns, of the time
 per parameter against that of these copies. The copied vector has at least `YARDSTICK` elements: a shorter one would
-stay in the processor's cache. Memory is what a round takes at its peak beyond what is there between rounds (high-water
-mark of the resident set, Linux only), in multiples of the parameters' fp32 size.
+stay in the processor's cache. Memory is what the first round takes at its peak beyond what was there before (high-water
+mark of the resident set, Linux only), with what it keeps for the next, in multiples of the parameters' fp32 size.
 """
 
 import argparse

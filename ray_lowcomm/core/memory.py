@@ -13,3 +13,25 @@ def uninitialised(like: Tensor) -> Tensor:
     if like.device.type != "cpu" or like.dtype not in (torch.float32, torch.float64):
         return torch.empty_like(like)
     return torch.from_numpy(np.empty(like.shape, np.float32 if like.dtype == torch.float32 else np.float64))
+
+
+class Spare:
+    """Room for one vector on the CPU, kept from round to round.
+
+    The first use of fresh memory costs as much as ten copies of the vector or more, where a virtual machine's host has
+    taken back what was freed. On a GPU nothing is kept: the allocator does, and lends it to training in between.
+    """
+
+    def __init__(self) -> None:
+        self._kept: Tensor | None = None
+
+    def take(self, like: Tensor) -> Tensor:
+        """A vector in the shape, dtype and place of `like`, with any content: the kept one if it fits."""
+        kept, self._kept = self._kept, None
+        fits = kept is not None and (kept.shape, kept.dtype, kept.device) == (like.shape, like.dtype, like.device)
+        return kept if kept is not None and fits else uninitialised(like)
+
+    def give(self, vector: Tensor) -> None:
+        """Keep a vector that nobody uses any more."""
+        if vector.device.type == "cpu":
+            self._kept = vector

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from ray_lowcomm.core import optimizer_state
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.layout import Layout
-from ray_lowcomm.core.memory import uninitialised
+from ray_lowcomm.core.memory import Spare
 from ray_lowcomm.core.names import trainable_parameters, work_dtype
 
 PARAMS, GRADS = "params", "grads"
@@ -22,6 +22,8 @@ class Tracks:
     parameter + what rounding took from the master when it was loaded, so that rounding is never taken for training, and
     small outer updates are not swallowed.
 
+    `spare` is for whoever is done with a vector as long as the model, so that the next need not be fresh memory.
+
     A gradient that is None travels as −0.0 throughout. In a weighted sum it yields to any other value and to +0.0, so
     the mean is −0.0 throughout only where no replica has a gradient; writing that leaves the parameter without one.
     """
@@ -29,6 +31,7 @@ class Tracks:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.parameters = trainable_parameters(model)
         self.optimizer = optimizer
+        self.spare = Spare()
         self._tensors = list(self.parameters.values())
         self.layout = Layout.of({k: p.data for k, p in self.parameters.items()}, work_dtype(self._tensors))
         self._masters = {
@@ -66,8 +69,8 @@ class Tracks:
                     optimizer_state.set_moment(self.optimizer, parameter, track, part)
 
     def below(self, flat: Tensor) -> Tensor:
-        """A new flat vector [n]: `flat` minus the parameters."""
-        out = uninitialised(flat)
+        """A flat vector [n] of the caller's own, from `spare`: `flat` minus the parameters."""
+        out = self.spare.take(flat)
         for i, (p, of, to) in enumerate(
             zip(self._tensors, self.layout.split(flat), self.layout.split(out), strict=True)
         ):

@@ -28,8 +28,12 @@ class Anchor:
         self.momentum = outer.start(self.values)
 
     def pseudo_gradient(self) -> Tensor:
-        """Anchor − local parameters, flat [n]: what this replica has and the anchor has not."""
+        """Anchor − local parameters, flat [n]: what this replica has and the anchor has not. To be released."""
         return self.tracks.below(self.values)
+
+    def release(self, vector: Tensor) -> None:
+        """Lend a vector [n] that nobody uses any more to the next pseudo-gradient."""
+        self.tracks.spare.give(vector)
 
     def step(self, pseudo_gradient: Tensor) -> None:
         """Outer step along the mean pseudo-gradient, flat [n]."""

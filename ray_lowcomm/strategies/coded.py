@@ -45,6 +45,7 @@ class Moment(Tracks):
 
     def __init__(self, tracks: Tracks, name: str) -> None:
         self.layout, self.optimizer, self.parameters = tracks.layout, tracks.optimizer, tracks.parameters
+        self.spare = tracks.spare
         self._all, self._name = tracks, name
 
     def read(self, track: str = PARAMS) -> Tensor:

@@ -50,10 +50,11 @@ class ResidualInModel(Gathered[Tensor]):
         tracks, faded = self.anchor.tracks, 1.0 - self.decay
         if faded:
             tracks.add(unshared, faded)
-        mean = taken.mean(out=unshared)  # memory that is there costs less than fresh one
+        mean = taken.mean(out=unshared)
         tracks.add(self.anchor.step_(mean), -self.anchor.outer.rate)
         if received.included or faded:
             tracks.add(self.codec.decode_mean([taken.own], [received.included - faded], out=mean))
+        self.anchor.release(mean)
 
 
 class ResidualInBuffer(Gathered[Tensor]):
@@ -85,6 +86,7 @@ class ResidualInBuffer(Gathered[Tensor]):
             self.codec.add_(unshared, taken.own, -1.0)
         free, self.residual = self.residual, unshared
         self.anchor.step_(taken.mean(out=free))
+        self.anchor.release(free)
         self.anchor.load_into_model()
 
     def local_state(self) -> State:
@@ -104,7 +106,7 @@ class ResidualInBuffer(Gathered[Tensor]):
         return SPECTRUM if self.codec.spectral else RESIDUAL
 
 
-class NoResidual(Gathered[None]):
+class NoResidual(Gathered[Tensor]):
     """q = decode(encode(Δ)) ; θ ← outer(θ, mean q) ; θ_r ← θ: what is rounded away is lost."""
 
     def __init__(self, anchor: Anchor, combiner: Combiner, settings: StrategySettings) -> None:
@@ -112,15 +114,17 @@ class NoResidual(Gathered[None]):
 
     def propose(self, op: SyncOp) -> Proposal:
         """The pseudo-gradient, rounded."""
-        outgoing = self.combiner.open(op.id, self.anchor.pseudo_gradient())
-        self._open[op.id] = None
+        pseudo_gradient = self.anchor.pseudo_gradient()
+        outgoing = self.combiner.open(op.id, pseudo_gradient)
+        self._open[op.id] = pseudo_gradient
         return Proposal(op.id, outgoing.payload)
 
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step; the replica goes on from the anchor."""
         taken = self.combiner.take(proposal, received)
-        del self._open[proposal]
-        self.anchor.step_(taken.mean())
+        mean = taken.mean(out=self._open.pop(proposal))
+        self.anchor.step_(mean)
+        self.anchor.release(mean)
         self.anchor.load_into_model()
 
 

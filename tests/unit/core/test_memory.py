@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ray_lowcomm.core.memory import uninitialised
+from ray_lowcomm.core.memory import Spare, uninitialised
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -19,3 +19,25 @@ def test_a_new_vector_of_the_same_kind_that_can_be_written(dtype: torch.dtype, c
 
 def test_vectors_without_storage_stay_so() -> None:
     assert uninitialised(torch.empty(5, device="meta")).is_meta
+
+
+def test_what_is_no_longer_needed_is_lent_again_once() -> None:
+    spare, like = Spare(), torch.ones(5)
+    first = spare.take(like)
+    spare.give(first)
+    assert spare.take(like) is first
+    assert spare.take(like) is not first
+
+
+@pytest.mark.parametrize("like", [torch.ones(4), torch.ones(5, dtype=torch.float64), torch.ones(5, device="meta")])
+def test_a_vector_of_another_kind_is_not_lent(like: torch.Tensor) -> None:
+    spare = Spare()
+    spare.give(torch.ones(5))
+    taken = spare.take(like)
+    assert (taken.dtype, taken.shape, taken.device) == (like.dtype, like.shape, like.device)
+
+
+def test_only_memory_of_the_processor_is_kept() -> None:
+    spare, other = Spare(), torch.ones(5, device="meta")
+    spare.give(other)
+    assert spare.take(other) is not other

@@ -1,0 +1,62 @@
+"""Rounds of a strategy with error feedback take no fresh memory as long as the model, once they have run."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ray_lowcomm import strategies
+from ray_lowcomm.core import memory
+from ray_lowcomm.core.payload import Received
+from ray_lowcomm.core.schedule import SyncOp
+from ray_lowcomm.core.settings import StrategySettings
+from ray_lowcomm.core.tracks import PARAMS, Tracks
+
+MODES: dict[str, dict[str, Any]] = {
+    "model": {"name": "sparse_loco", "residual": "model", "chunk_size": 4, "topk": 3},
+    "decaying": {"name": "sparse_loco", "residual": "model", "residual_decay": 0.9, "chunk_size": 4, "topk": 3},
+    "buffer": {"name": "dct_momentum", "residual": "buffer", "chunk_size": 4, "topk": 3},
+    "none": {"name": "diloco", "value_bits": 8},
+}
+
+
+def _round(strategy: strategies.Strategy, step: int, *, commit: bool = True) -> None:
+    proposal = strategy.propose(SyncOp(PARAMS, launch=step, apply=step))
+    received = Received((0,), (1.0,), (proposal.payload.data,))
+    strategy.check(proposal.id, received)
+    strategy.apply(proposal.id, received) if commit else strategy.discard(proposal.id)
+
+
+def _run(fields: dict[str, Any], *, discards: bool, watch: Any = None) -> list[torch.Tensor]:
+    """The model after each of five rounds, with one more attempt at each that is given up if `discards`."""
+    torch.manual_seed(0)
+    model = nn.Linear(12, 9)
+    tracks = Tracks(model, torch.optim.SGD(model.parameters(), 0.1))
+    strategy = strategies.build(strategies.resolve(StrategySettings(**fields)), tracks)
+    after = []
+    for step in range(1, 6):
+        tracks.add(torch.randn(tracks.layout.numel))
+        if discards:
+            _round(strategy, step, commit=False)
+        _round(strategy, step)
+        after.append(tracks.read(PARAMS))
+        if watch is not None:
+            watch()
+    return after
+
+
+@pytest.mark.parametrize("fields", MODES.values(), ids=MODES)
+def test_only_the_first_round_takes_memory(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[torch.Tensor] = []
+    made = memory.uninitialised
+    monkeypatch.setattr(memory, "uninitialised", lambda like: taken.append(like) or made(like))
+    counts: list[int] = []
+    _run(fields, discards=False, watch=lambda: counts.append(len(taken)))
+    assert counts == [1] * 5
+
+
+@pytest.mark.parametrize("fields", MODES.values(), ids=MODES)
+def test_attempts_that_were_given_up_leave_no_trace(fields: dict[str, Any]) -> None:
+    with_discards = _run(fields, discards=True)
+    assert all(torch.equal(a, b) for a, b in zip(_run(fields, discards=False), with_discards, strict=True))
