@@ -51,12 +51,12 @@ def estimate(config: TrainConfig) -> dict[str, str]:
 
 
 def _memory(settings: StrategySettings, tracks: Tracks, config: TrainConfig) -> int:
-    """Parameters, gradients, moments, and what the strategy keeps (anchor, outer momentum, residual)."""
+    """Parameters, gradients, moments, what the strategy keeps (anchor, outer momentum, residual), room for a round."""
     size = tracks.layout.nbytes
     moments = len(strategies.moments_of(tracks))
     strategy = strategies.build(settings, tracks)
     kept = sum(t.numel() * t.element_size() for t in (strategy.shared_state() | strategy.local_state()).values())
-    return size * (2 + moments) + (0 if strategy.replicated else kept)
+    return size * (2 + moments) + (0 if strategy.replicated else kept + size)
 
 
 def _bytes(count: float) -> str:

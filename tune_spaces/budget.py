@@ -10,7 +10,8 @@ utilisation is lower is refused before it costs anything, with the arithmetic (`
 `strategy.name`            all                           local_adam not with an SGD without momentum: it has no moments
 `strategy.inner_steps`     4 … 512                       H, of DES-LOC K_x with K_u = 3 K_x and K_v = 6 K_x (ALGORITHMS
                                                          D2); ddp takes none. At least 4 rounds a run
-`strategy.topk`            8 … 512                       of 64 x 64 coefficients (dct_momentum, sparse_loco)
+`strategy.topk`            8 … 512                       of 64 x 64 coefficients (topk_diloco, dct_momentum,
+                                                         sparse_loco)
 `strategy.value_bits`      1, 2, 4, 16                   of a coefficient that is sent (the same); 1 bit loses little
                                                          against 2 (B4a)
 `strategy.outer_lr`        0.4 … 1                       the same, diloco, and desloc with Nesterov (A5, B4a, D1, F1)
@@ -45,6 +46,7 @@ TAKES: dict[str, tuple[str, ...]] = {
     "diloco": ("inner_steps", *OUTER),
     "desloc": ("inner_steps",),
     "dct_momentum": ("inner_steps", "topk", "value_bits", *OUTER),
+    "topk_diloco": ("inner_steps", "topk", "value_bits", *OUTER),
     "sparse_loco": ("inner_steps", "topk", "value_bits", "outer_lr"),
 }
 

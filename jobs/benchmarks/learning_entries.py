@@ -23,21 +23,9 @@ class Claim:
     fewer_bytes: float
 
 
-# no transform, the residual in the model, the mean over those that sent an entry; chunks of 256 x 256, so that most
-# tensors of this model are one
-WIDE = {
-    "name": "sparse_loco",
-    "inner_steps": 8,
-    "chunk_size": 256,
-    "value_bits": 1,
-    "residual": "model",
-    "reduce": "senders",
-    "outer_optimizer": "nesterov",
-    "outer_lr": 0.5,
-}
-
 DESLOC = {"name": "desloc", "param_period": 8, "exp_avg_period": 24, "exp_avg_sq_period": 48}
 STEP = {"outer_optimizer": "nesterov", "outer_lr": 0.5, "outer_momentum": 0.3}
+TOPK = {"name": "topk_diloco", "inner_steps": 8}
 DCT = {"name": "dct_momentum", "inner_steps": 8}
 
 ENTRIES = (
@@ -45,12 +33,13 @@ ENTRIES = (
     Entry("local_sgd", {"name": "local_sgd", "inner_steps": 8}),
     Entry("desloc", DESLOC),
     Entry("diloco_tuned", {"name": "diloco", "inner_steps": 8, "outer_lr": 0.7, "outer_momentum": 0.7}),
+    Entry("topk_diloco_default", TOPK),  # topk 128, 1 bit
+    Entry("topk_diloco_k96", {**TOPK, "topk": 96}),
+    Entry("topk_diloco_k64", {**TOPK, "topk": 64}),
     Entry("dct_momentum_default", DCT),  # topk 128, 1 bit
     Entry("dct_momentum_k64", {**DCT, "topk": 64, "value_bits": 32}),
     Entry("dct_momentum_k64_2bit", {**DCT, "topk": 64, "value_bits": 2}),
     Entry("sparse_loco_k64", {"name": "sparse_loco", "inner_steps": 8}),  # its paper's numbers
-    Entry("sparse_loco_wide", {**WIDE, "topk": 1520, "outer_momentum": 0.3}),
-    Entry("sparse_loco_wide_k1000", {**WIDE, "topk": 1000, "outer_momentum": 0.5}),
     Entry(
         "desloc_codec_k64",
         {
@@ -62,8 +51,8 @@ ENTRIES = (
 )
 
 CLAIMS = (
-    Claim("sparse_loco_wide", "desloc", worse_by=0.0, fewer_bytes=250),
-    Claim("sparse_loco_wide", "diloco_tuned", worse_by=0.01, fewer_bytes=60),
-    Claim("sparse_loco_wide_k1000", "diloco_tuned", worse_by=0.03, fewer_bytes=120),
+    Claim("topk_diloco_k96", "desloc", worse_by=0.0, fewer_bytes=250),
+    Claim("topk_diloco_k96", "diloco_tuned", worse_by=0.01, fewer_bytes=60),
+    Claim("topk_diloco_k64", "diloco_tuned", worse_by=0.03, fewer_bytes=120),
     Claim("dct_momentum_k64_2bit", "dct_momentum_k64", worse_by=0.005, fewer_bytes=1),
 )

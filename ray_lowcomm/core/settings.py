@@ -208,7 +208,7 @@ class StrategySettings:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
-    name: str = "dct_momentum"
+    name: str = "topk_diloco"
     inner_steps: int | None = None
     topk: int | None = None
     chunk_size: int | None = None

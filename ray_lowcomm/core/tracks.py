@@ -22,7 +22,7 @@ class Tracks:
     parameter + what rounding took from the master when it was loaded, so that rounding is never taken for training, and
     small outer updates are not swallowed.
 
-    `spare` is for whoever is done with a vector as long as the model, so that the next need not be fresh memory.
+    `spare` is where a vector as long as the model goes that nobody uses any more: the next need not be fresh memory.
 
     A gradient that is None travels as −0.0 throughout. In a weighted sum it yields to any other value and to +0.0, so
     the mean is −0.0 throughout only where no replica has a gradient; writing that leaves the parameter without one.

@@ -17,6 +17,7 @@ from ray_lowcomm.strategies.diloco import DILOCO
 from ray_lowcomm.strategies.local_adam import LOCAL_ADAM
 from ray_lowcomm.strategies.local_sgd import LOCAL_SGD
 from ray_lowcomm.strategies.sparse_loco import SPARSE_LOCO
+from ray_lowcomm.strategies.topk_diloco import TOPK_DILOCO
 
 ALGORITHMS: dict[str, Algorithm] = {
     "ddp": DDP_ALGORITHM,
@@ -26,6 +27,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "dct_momentum": DCT_MOMENTUM,
     "desloc": DESLOC,
     "sparse_loco": SPARSE_LOCO,
+    "topk_diloco": TOPK_DILOCO,
 }
 
 

@@ -144,15 +144,6 @@ def dense_codec(settings: StrategySettings, anchor: Anchor, seed: int) -> TopK:
     return TopK(plan, lambda elements: elements, False, form, table_per_chunk=True, seed=seed, device=device)
 
 
-def tile_codec(settings: StrategySettings, anchor: Anchor, seed: int, *, transform: bool) -> TopK:
-    """The codec that keeps `topk` of each tile of `chunk_size` x `chunk_size`."""
-    size = settings.chunk_size or 64
-    plan, kept = ChunkPlan.tiles(anchor.tracks.layout, size), kept_per_chunk(settings.topk or 64, size)
-    form, device = value_format(settings), anchor.values.device
-    spectral = transform and settings.residual == "buffer"
-    return TopK(plan, kept, transform, form, seed=seed, device=device, spectral=spectral)
-
-
 def value_format(settings: StrategySettings) -> ValueFormat:
     """How values are sent; SettingError for what there is not."""
     return ValueFormat(settings.value_bits or 32, settings.value_format or "linear", settings.rounding or "nearest")

@@ -9,7 +9,8 @@ from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.settings import StrategySettings, TrackCodec
 from ray_lowcomm.core.tracks import PARAMS
 from ray_lowcomm.strategies.anchor import Anchor
-from ray_lowcomm.strategies.residual import dense_codec, tile_codec
+from ray_lowcomm.strategies.residual import dense_codec
+from ray_lowcomm.strategies.tiles import tile_codec
 
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
 OTHERS = "default"

@@ -71,6 +71,7 @@ CASES = [
     Case("sparse_loco", _of("sparse_loco", **TILES)),
     Case("sparse_loco_senders", _of("sparse_loco", reduce="senders", value_bits=8, **TILES)),
     Case("sparse_loco_model", _of("sparse_loco", residual="model", value_bits=1, **TILES)),
+    Case("topk_default", _of("topk_diloco", **TILES)),
     Case("dct_sharded", _of("dct_momentum", combine="sharded", **(DCT | {"value_bits": 2}))),
     Case("sparse_loco_sharded", _of("sparse_loco", combine="sharded", reduce="senders", **TILES)),
     Case("desloc", _of("desloc", **PERIODS)),

@@ -90,7 +90,7 @@ def test_a_stop_half_way_and_the_rest_later(server, working_dir, tmp_path):
     assert text.strip() in out
     assert_reads_well(text)
     lines = text.splitlines()
-    assert lines[0].startswith(f"run halved (dct_momentum) in {folder} ")
+    assert lines[0].startswith(f"run halved (topk_diloco) in {folder} ")
     assert lines[0].endswith(f"resumed from round {newest}")
     assert rounds_in(lines) == [newest + 1, newest + 2]
     summary = json.loads((folder / "summary.json").read_text())

@@ -190,7 +190,7 @@ def test_dry_run_says_what_the_run_then_sends(run, tmp_path):
     from ray_lowcomm.config import load_config
 
     config = load_config([*SMALL, *TINY_GPT], train.JobConfig, {})
-    assert estimate(config)["strategy"].startswith("dct_momentum: 6 rounds in 24 inner steps")
+    assert estimate(config)["strategy"].startswith("topk_diloco: 6 rounds in 24 inner steps")
     code, out, _ = run("--dry-run")
     assert code == 0
     assert not (tmp_path / "default").exists()

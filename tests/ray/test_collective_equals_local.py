@@ -24,6 +24,7 @@ CASES = {
         **{"name": "desloc", "param_period": 2, "exp_avg_period": 3, "exp_avg_sq_period": 4},
         "codec": {"params": TrackCodec(topk=64), "default": TrackCodec(topk=64, transform="dct", value_bits=4)},
     },
+    "topk_diloco": {"name": "topk_diloco"},
     "dct_model": {"name": "dct_momentum"},
     "dct_buffer": {"name": "dct_momentum", "residual": "buffer"},
     "dct_overlap": {"name": "dct_momentum", "overlap_steps": 1},

@@ -33,9 +33,9 @@ RUNS = {
         *(*GPT, "--strategy.name", "desloc", "--strategy.param_period", "2"),
         *("--strategy.codec.params.topk", "64", "--strategy.codec.exp_avg.value_bits", "8"),
     ],
-    "dct, buffers of the first": [*CNN, "--strategy.inner_steps", "4", "--model.buffers", "first"],
+    "topk, buffers of the first": [*CNN, "--strategy.inner_steps", "4", "--model.buffers", "first"],
     "dct, edges and few bits": [
-        *(*GPT, "--strategy.chunk_size", "16", "--strategy.topk", "9"),
+        *(*GPT, "--strategy.name", "dct_momentum", "--strategy.chunk_size", "16", "--strategy.topk", "9"),
         *("--strategy.value_bits", "16", "--strategy.inner_steps", "5"),
     ],
     "sparse_loco": [*GPT, "--strategy.name", "sparse_loco", "--strategy.inner_steps", "5"],
@@ -43,8 +43,10 @@ RUNS = {
         *(*GPT, "--strategy.name", "sparse_loco", "--strategy.inner_steps", "5"),
         *("--strategy.combine", "sharded"),
     ],
-    "dct, as published": [*GPT, "--strategy.variant", "paper", "--strategy.inner_steps", "4"],
-    "dct, applied later": [*GPT, "--strategy.overlap_steps", "2", "--strategy.inner_steps", "4"],
+    "dct, as published": [
+        *(*GPT, "--strategy.name", "dct_momentum", "--strategy.variant", "paper", "--strategy.inner_steps", "4"),
+    ],
+    "topk, applied later": [*GPT, "--strategy.overlap_steps", "2", "--strategy.inner_steps", "4"],
     "alone": [*GPT, "--fleet.replicas", "1", "--strategy.inner_steps", "4"],
 }
 

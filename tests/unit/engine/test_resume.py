@@ -13,6 +13,7 @@ VARIANTS = {
     "local_adam": {"name": "local_adam", "inner_steps": 4},
     "diloco": {"name": "diloco", "inner_steps": 4},
     "diloco_sgd": {"name": "diloco", "inner_steps": 4, "outer_optimizer": "sgd", "outer_momentum": 0.0},
+    "topk": {"name": "topk_diloco", "inner_steps": 4, "chunk_size": 4, "topk": 2},
     "dct": {"name": "dct_momentum", "inner_steps": 4, "chunk_size": 4, "topk": 2},
     "dct_decay": {"name": "dct_momentum", "inner_steps": 4, "chunk_size": 4, "topk": 2, "residual_decay": 0.9},
     "dct_buffer": {"name": "dct_momentum", "inner_steps": 4, "chunk_size": 4, "topk": 2, "residual": "buffer"},

@@ -175,7 +175,7 @@ def test_two_regions():
     regions = [cohort.label_selector["ray.io/region"] for cohort in config.fleet.cohorts]
     assert len(set(regions)) == 2
     assert config.run.output_dir.startswith("s3://")
-    assert config.strategy.name == "dct_momentum"
+    assert config.strategy.name == "topk_diloco"
     assert 1 <= config.fleet.min_replicas < config.fleet.max_replicas == 4
 
 

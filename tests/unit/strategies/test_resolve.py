@@ -19,7 +19,7 @@ def test_resolving_twice_changes_nothing_and_leaves_no_default_open(name: str) -
 
 def test_defaults_of_the_main_job() -> None:
     resolved = resolve(StrategySettings())
-    assert (resolved.name, resolved.chunk_size, resolved.residual) == ("dct_momentum", 64, "model")
+    assert (resolved.name, resolved.chunk_size, resolved.residual) == ("topk_diloco", 64, "model")
     assert (resolved.topk, resolved.value_bits) == (128, 1)
     assert (resolved.reduce, resolved.residual_decay) == ("senders", 1.0)
     assert (resolved.outer_lr, resolved.outer_momentum) == (0.5, 0.3)
@@ -55,9 +55,9 @@ def test_default_topk_is_a_share_of_the_chunk() -> None:
 
 
 def test_the_paper_variant_has_the_papers_numbers() -> None:
-    resolved = resolve(StrategySettings(variant="paper"))
+    resolved = resolve(StrategySettings(name="dct_momentum", variant="paper"))
     assert resolve(resolved) == resolved
-    assert resolve(StrategySettings(variant="paper", chunk_size=4)).topk == 16
+    assert resolve(StrategySettings(name="dct_momentum", variant="paper", chunk_size=4)).topk == 16
     assert (resolved.topk, resolved.value_bits, resolved.outer_momentum) == (32, 32, 0.9)
 
 
@@ -76,6 +76,7 @@ def test_desloc_periods_follow_the_first(given: dict[str, int], periods: tuple[i
     assert (resolved.param_period, resolved.exp_avg_period, resolved.exp_avg_sq_period) == periods
 
 
+PAPER = {"name": "dct_momentum", "variant": "paper"}
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"name": "dilocco"}, r"strategy\.name = 'dilocco': must be one of ddp, local_sgd, .*desloc"),
     ({"name": "ddp", "inner_steps": 4}, r"strategy\.inner_steps = 4: is not used by ddp, which takes no field"),
@@ -83,14 +84,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"name": "local_sgd", "outer_lr": 1.0}, r"strategy\.outer_lr = 1\.0: is not used by local_sgd"),
     ({"topk": 17, "chunk_size": 4}, r"strategy\.topk = 17: must be between 1 and chunk_size² = 16"),
     ({"value_bits": 0}, r"strategy\.value_bits = 0: must be greater than 0"),
-    ({"variant": "paper", "rounding": "stochastic"}, r"strategy\.rounding = 'stochastic': needs .*value_bits below"),
+    ({**PAPER, "rounding": "stochastic"}, r"strategy\.rounding = 'stochastic': needs .*value_bits below"),
     ({"outer_optimizer": "none", "outer_lr": 0.5}, r"strategy\.outer_lr = 0\.5: needs strategy.outer_optimizer: sgd"),
     ({"value_bits": 3}, r"strategy\.value_bits = 3: must be one of 32, 16, 8, 4, 2, 1"),
     ({"value_format": "e3m0"}, r"strategy\.value_format = 'e3m0': needs strategy\.value_bits: 4"),
     ({"value_bits": 8, "value_format": "linear"}, r"strategy\.value_format = 'linear': needs strategy\.value_bits: 4"),
     ({"value_bits": 32, "rounding": "stochastic"}, r"strategy\.rounding = .stochastic.: needs .*value_bits below"),
     ({"value_bits": 8, "rounding": "up"}, r"strategy\.rounding = 'up': must be one of nearest, stochastic"),
-    ({"residual": "none"}, r"strategy\.residual = 'none': must be model or buffer for dct_momentum"),
+    ({"residual": "none"}, r"strategy\.residual = 'none': must be model or buffer for topk_diloco"),
     (
         {"name": "sparse_loco", "residual": "none"},
         r"strategy\.residual = 'none': must be model or buffer for sparse_loco",
@@ -106,9 +107,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"name": "diloco", "value_bits": 7}, r"strategy\.value_bits = 7: must be one of 32, 16, 8, 4, 2, 1"),
     ({"inner_steps": 4, "overlap_steps": 4}, r"strategy\.overlap_steps = 4: .*less than strategy\.inner_steps = 4"),
     ({"overlap_steps": 1, "residual": "buffer"}, r"strategy\.overlap_steps = 1: needs strategy.residual: model"),
-    ({"overlap_steps": 1, "variant": "paper"}, r"strategy\.overlap_steps = 1: is not used by strategy.variant: paper"),
+    ({**PAPER, "overlap_steps": 1}, r"strategy\.overlap_steps = 1: is not used by strategy.variant: paper"),
     (
-        {"residual": "model", "variant": "paper"},
+        {**PAPER, "residual": "model"},
         r"strategy\.residual = 'model': is not used by strategy.variant: paper",
     ),
     (

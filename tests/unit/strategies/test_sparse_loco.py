@@ -28,7 +28,7 @@ def _settings(**fields: Any) -> StrategySettings:
     return StrategySettings(name="sparse_loco", **given | fields)
 
 
-def _engine(tmp_path, settings: StrategySettings) -> list[tuple[np.ndarray, np.ndarray]]:
+def engine(tmp_path, settings: StrategySettings) -> list[tuple[np.ndarray, np.ndarray]]:
     """(anchor, own parameters of all) after each step."""
     anchors: dict[int, list[torch.Tensor]] = {i: [] for i in range(W)}
     own: dict[int, list[torch.Tensor]] = {i: [] for i in range(W)}
@@ -44,7 +44,7 @@ def _engine(tmp_path, settings: StrategySettings) -> list[tuple[np.ndarray, np.n
     return [(a.numpy(), torch.stack(o).numpy()) for a, o in zip(anchors[0], steps, strict=True)]
 
 
-def _compressor(settings: StrategySettings, rounded) -> ref.Compressor:
+def compressor(settings: StrategySettings, rounded) -> ref.Compressor:
     """The reference's, with as many kept of each chunk as the codec keeps (all, where indices would cost more)."""
     model = ref.Quadratic()
     cuts = strategies.build(strategies.resolve(settings), Tracks(model, ref.sgd(model))).codec.cuts
@@ -64,7 +64,7 @@ FORMATS = [(32, 4, lambda values: values), (2, 4, ref.two_bits), (1, 8, ref.one_
 def test_trajectory_is_that_of_f1(tmp_path, bits: int, chunk: int, rounded, reduce: str) -> None:
     """With a = decay e + Δ ; q = round(top-k(a)) ; e ← a − q ; θ ← θ − α mean q ; all go on from θ."""
     settings = _settings(value_bits=bits, reduce=reduce, chunk_size=chunk)
-    world, compress = ref.World(W), _compressor(settings, rounded)
+    world, compress = ref.World(W), compressor(settings, rounded)
     mean = ref.mean_over_senders if reduce == "senders" else ref.mean_over_replicas
     for _ in range(ROUNDS):
         world.train(H)
@@ -74,7 +74,7 @@ def test_trajectory_is_that_of_f1(tmp_path, bits: int, chunk: int, rounded, redu
         world.anchor = world.anchor - ALPHA * compress.decode(mean(messages))
         world.own = [world.anchor.copy() for _ in range(W)]
         world.note()
-    got = _engine(tmp_path, settings)
+    got = engine(tmp_path, settings)
     for (anchor, own), (want_anchor, want_own) in zip(got, world.path, strict=True):
         np.testing.assert_allclose(anchor, want_anchor, rtol=1e-9, atol=1e-11)
         np.testing.assert_allclose(own, want_own, rtol=1e-9, atol=1e-11)
@@ -84,7 +84,7 @@ def test_trajectory_is_that_of_f1(tmp_path, bits: int, chunk: int, rounded, redu
 
 VALUES = [{"value_bits": bits} for bits in (32, 16, 8, 4, 2, 1)]
 VALUES += [{"value_bits": 4, "value_format": "e3m0"}, {"value_bits": 2, "rounding": "stochastic"}]
-ALGORITHMS = [("sparse_loco", {"chunk_size": 4, "topk": 3}), ("dct_momentum", {"chunk_size": 4, "topk": 3})]
+ALGORITHMS = [(name, {"chunk_size": 4, "topk": 3}) for name in ("sparse_loco", "topk_diloco", "dct_momentum")]
 ALGORITHMS += [("diloco", {})]
 shapes = st.lists(st.lists(st.integers(0, 9), max_size=4).map(tuple), min_size=1, max_size=4)
 

@@ -14,7 +14,7 @@ from ray_lowcomm.strategies import ALGORITHMS
 from ray_lowcomm.tuning.budget import BudgetSettings
 from ray_lowcomm.tuning.periods import with_rounds
 from ray_lowcomm.tuning.trial_config import overlay
-from tune_spaces import budget, dct_momentum, desloc, diloco, load
+from tune_spaces import budget, dct_momentum, desloc, diloco, load, topk_diloco
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +62,22 @@ def test_dct_decays_only_a_buffer(residual, drawn, used):
     fields = dct_momentum.fields(sample)
     assert fields["strategy.residual_decay"] == used
     assert "share_sent" not in fields
+
+
+# ---- topk_diloco ----------------------------------------------------------------------------------------------------
+
+
+def test_topk_diloco_spreads_its_entries_over_the_octaves():
+    chosen = [topk_diloco.fields(sample)["strategy.topk"] for sample in samples(topk_diloco.SPACE, TrainConfig(), 2000)]
+    assert min(chosen) < 12
+    assert 400 < max(chosen) <= 512
+    assert 0.4 < np.mean([topk < 64 for topk in chosen]) < 0.6
+
+
+@pytest.mark.parametrize(("drawn", "used"), [(614.4, 614), (9000, 4096)])
+def test_topk_diloco_stays_within_its_chunk(drawn, used):
+    (sample,) = samples(topk_diloco.SPACE, TrainConfig(), 1)
+    assert topk_diloco.fields(sample | {"strategy.topk": drawn})["strategy.topk"] == used
 
 
 # ---- desloc ---------------------------------------------------------------------------------------------------------

@@ -64,8 +64,8 @@ def test_every_module_of_the_folder_is_a_space():
         assert tune_spaces.load(name).name == name
 
 
-def test_the_four_spaces_of_the_project():
-    assert {"dct_momentum", "desloc", "diloco", "budget"} <= set(tune_spaces.names())
+def test_the_spaces_of_the_project():
+    assert {"topk_diloco", "dct_momentum", "desloc", "diloco", "budget"} <= set(tune_spaces.names())
 
 
 def test_an_unknown_space_is_told_which_there_are():

@@ -1,0 +1,72 @@
+"""What strategies that send the largest coefficients of tiles share: schedule, codec, numbers that go together.
+
+The numbers are those that did best in docs/log.md, with a transform or without.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from ray_lowcomm.core.chunks import ChunkPlan
+from ray_lowcomm.core.codecs.topk import TopK, kept_per_chunk
+from ray_lowcomm.core.outer import OuterOptimizer
+from ray_lowcomm.core.schedule import Due, every
+from ray_lowcomm.core.settings import StrategySettings
+from ray_lowcomm.core.tracks import PARAMS, Tracks
+from ray_lowcomm.strategies.anchor import Anchor
+from ray_lowcomm.strategies.contract import Strategy
+from ray_lowcomm.strategies.residual import VALUES, value_format, with_residual
+
+MEASURED: dict[str, Any] = {
+    "inner_steps": 16,
+    "topk": None,
+    "chunk_size": 64,
+    "residual": "model",
+    "residual_decay": None,
+    "outer_optimizer": "nesterov",
+    "outer_lr": None,
+    "outer_momentum": None,
+    **VALUES,
+    "value_bits": 1,
+    "reduce": "senders",
+    "overlap_steps": 0,
+}
+
+
+def due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due:
+    """A round every H steps."""
+    return every({PARAMS: settings.inner_steps or 1}, settings.overlap_steps or 0)
+
+
+def build_tiles(settings: StrategySettings, tracks: Tracks, seed: int, *, transform: bool) -> Strategy:
+    """The strategy of resolved settings; `seed` is the replica's own."""
+    outer = OuterOptimizer(settings.outer_optimizer or "sgd", settings.outer_lr or 1.0, settings.outer_momentum or 0.0)
+    anchor = Anchor(tracks, outer)
+    return with_residual(settings, anchor, tile_codec(settings, anchor, seed, transform=transform))
+
+
+def tile_codec(settings: StrategySettings, anchor: Anchor, seed: int, *, transform: bool) -> TopK:
+    """The codec that keeps `topk` of each tile of `chunk_size` x `chunk_size`."""
+    size = settings.chunk_size or 64
+    plan, kept = ChunkPlan.tiles(anchor.tracks.layout, size), kept_per_chunk(settings.topk or 64, size)
+    form, device = value_format(settings), anchor.values.device
+    spectral = transform and settings.residual == "buffer"
+    return TopK(plan, kept, transform, form, seed=seed, device=device, spectral=spectral)
+
+
+def with_decay(settings: StrategySettings) -> StrategySettings:
+    """All of the residual is kept in the model; of a buffer 0.95, as in SparseLoCo (arXiv 2508.15706)."""
+    if settings.residual_decay is not None:
+        return settings
+    return replace(settings, residual_decay=0.95 if settings.residual == "buffer" else 1.0)
+
+
+def with_measured(settings: StrategySettings) -> StrategySettings:
+    """`MEASURED` where it depends on other fields: the outer step goes with how messages are added."""
+    lr, momentum = (0.5, 0.3) if settings.reduce == "senders" else (0.7, 0.7)
+    filled = replace(
+        settings,
+        topk=settings.topk or max(1, (settings.chunk_size or 64) ** 2 // 32),
+        outer_lr=lr if settings.outer_lr is None else settings.outer_lr,
+        outer_momentum=momentum if settings.outer_momentum is None else settings.outer_momentum,
+    )
+    return with_decay(filled)

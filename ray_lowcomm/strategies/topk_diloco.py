@@ -1,0 +1,28 @@
+"""DiLoCo with the largest entries of each tile, in one bit, and what was not sent in the model (ALGORITHMS B4a).
+
+d = θ − θ_r ; m_r = decode(encode(top-k(d))) ; θ ← outer Nesterov step(θ, mean m) ; θ_r ← θ_new − (d − m_r)
+
+The parts are those of `sparse_loco` (arXiv 2508.15706), `diloco` (arXiv 2311.08105) and `dct_momentum`, without its
+transform. The mean is over those that sent an entry: most come from one replica, and would else be divided by the
+number of all. Of all that was measured it reached the lowest loss for its bytes, so it is the project's default.
+"""
+
+from ray_lowcomm.core.settings import StrategySettings
+from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.strategies.contract import Algorithm, Strategy
+from ray_lowcomm.strategies.residual import check_residual, unused_fields
+from ray_lowcomm.strategies.tiles import MEASURED, build_tiles, due, with_measured
+
+
+def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
+    return build_tiles(settings, tracks, seed, transform=False)
+
+
+TOPK_DILOCO = Algorithm(
+    defaults=MEASURED,
+    due=due,
+    build=_build,
+    derived=with_measured,
+    unused=unused_fields,
+    check=check_residual,
+)
