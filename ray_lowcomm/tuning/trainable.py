@@ -140,7 +140,9 @@ def trainable(
     is a train function of your own, as for `LowCommTrainer`.
 
     A trial's state is saved when Tune asks for it (`tune.CheckpointConfig`, population based training) and is then that
-    of the newest whole checkpoint of the run: let ``checkpoint.every`` divide the rounds between two of Tune's.
+    of the newest whole checkpoint of the run: let ``checkpoint.every`` divide the rounds between two of Tune's. Do not
+    set ``reuse_actors`` in population based training: Ray 2.60 may then write over a checkpoint that another trial is
+    to go on from.
     """
     base_directory = directory or f"{base.run.output_dir.rstrip('/')}/{base.run.name}"
     if "://" not in base_directory:

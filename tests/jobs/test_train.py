@@ -151,7 +151,7 @@ def test_an_older_run_is_moved_aside(run, tmp_path):
 
 
 def test_digits_with_batch_norm(run, tmp_path):
-    argv = ("--model.name", "small_cnn", "--data.name", "digits", "--inner.lr", "0.01")
+    argv = ("--model.name", "small_cnn", "--data.name", "digits", "--inner.lr", "0.01", "--inner.steps", "96")
     code, out, err = run("--run.name", "digits", *argv)
     assert code == 0, err
     summary = json.loads((tmp_path / "digits" / "summary.json").read_text())

@@ -85,6 +85,25 @@ def test_a_restored_sweep_finishes_the_rest_only(ray_cluster, tmp_path):
     assert nothing_is_left() == []
 
 
+def test_a_process_that_is_reused_becomes_the_next_trial(ray_cluster, tmp_path):
+    base = base_config(tmp_path, ROUNDS, transport="local")
+    what, ledger = trainable(base, train_loop=train_scripted), Ledger()
+    grid = tune.Tuner(
+        what,
+        param_space={"strategy.outer_lr": tune.grid_search([0.2, 0.9])},
+        tune_config=tune.TuneConfig(max_concurrent_trials=1, reuse_actors=True),
+        run_config=run_config(tmp_path, callbacks=[ledger]),
+    ).fit()
+    assert [result.error for result in grid] == [None, None]
+    assert list(ledger.rounds.values()) == [list(range(1, ROUNDS + 1))] * 2
+    folders = [tmp_path / "sweep/trials" / result.metrics["trial_id"] for result in grid]
+    rates = [yaml.safe_load((folder / "config.yaml").read_text())["strategy"]["outer_lr"] for folder in folders]
+    assert rates == [0.2, 0.9]
+    assert len({result.metrics["pid"] for result in grid}) == 1
+    assert nothing_is_left() == []
+
+
+@pytest.mark.filterwarnings("ignore:Consider boosting PBT")  # reused processes lose checkpoints, see `trainable`
 def test_population_based_training_goes_on_from_the_better_trial(ray_cluster, tmp_path):
     base = base_config(tmp_path, ROUNDS, transport="local")
     what, ledger = trainable(base, train_loop=train_scripted), Ledger()
@@ -100,7 +119,7 @@ def test_population_based_training_goes_on_from_the_better_trial(ray_cluster, tm
     grid = tune.Tuner(
         what,
         param_space={"strategy.outer_lr": tune.grid_search([0.2, 0.9])},
-        tune_config=tune.TuneConfig(metric="val_loss", mode="min", scheduler=scheduler, reuse_actors=True),
+        tune_config=tune.TuneConfig(metric="val_loss", mode="min", scheduler=scheduler),
         run_config=run_config(tmp_path, callbacks=[ledger]),
     ).fit()
     folders = sorted((tmp_path / "sweep/trials").glob("*_*"))
