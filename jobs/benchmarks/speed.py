@@ -60,6 +60,7 @@ ENTRIES = (
     _entry("dct_momentum", "model", 60),
     _entry("dct_momentum", "buffer", 50),
     _entry("sparse_loco", "buffer", 30),
+    _entry("topk_diloco", "model", 30),
 )
 
 

@@ -20,6 +20,7 @@ def test_a_row_for_every_strategy_and_size(tmp_path, monkeypatch, name) -> None:
         ("dct_momentum", "model"),
         ("dct_momentum", "buffer"),
         ("sparse_loco", "buffer"),
+        ("topk_diloco", "model"),
     ]
     for row in rows:
         assert (row["benchmark"], row["topk"], row["value_bits"], row["replicas"]) == (name, 64, 2, 2)
