@@ -69,6 +69,11 @@ def schedule(settings: StrategySettings, moments: tuple[str, ...], seed: int, to
     return Schedule(entry.due(settings, moments, seed), total, entry.final)
 
 
+def remarks(settings: StrategySettings, steps: int) -> tuple[str, ...]:
+    """What the user should know about a run of so many inner steps with resolved settings."""
+    return algorithm(settings.name).remarks(settings, steps)
+
+
 def moments_of(tracks: Tracks) -> tuple[str, ...]:
     """The moments of the replica's optimizer, as `schedule` wants them."""
     return optimizer_state.moment_names(tracks.optimizer)
@@ -79,4 +84,4 @@ def build(settings: StrategySettings, tracks: Tracks, seed: int = 0) -> Strategy
     return algorithm(settings.name).build(settings, tracks, seed)
 
 
-__all__ = ["ALGORITHMS", "Algorithm", "Strategy", "algorithm", "build", "moments_of", "resolve", "schedule"]
+__all__ = ["ALGORITHMS", "Algorithm", "Strategy", "algorithm", "build", "moments_of", "remarks", "resolve", "schedule"]

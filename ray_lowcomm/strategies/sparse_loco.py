@@ -10,7 +10,7 @@ from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
 from ray_lowcomm.strategies.residual import VALUES, check_residual, unused_fields
-from ray_lowcomm.strategies.tiles import build_tiles, due, with_decay
+from ray_lowcomm.strategies.tiles import build_tiles, due, too_few_rounds, with_decay
 
 
 def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
@@ -41,4 +41,5 @@ SPARSE_LOCO = Algorithm(
     derived=_derived,
     unused=unused_fields,
     check=check_residual,
+    remarks=too_few_rounds,
 )

@@ -3,6 +3,7 @@
 The numbers are those that did best in docs/log.md, with a transform or without.
 """
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +52,17 @@ def tile_codec(settings: StrategySettings, anchor: Anchor, seed: int, *, transfo
     form, device = value_format(settings), anchor.values.device
     spectral = transform and settings.residual == "buffer"
     return TopK(plan, kept, transform, form, seed=seed, device=device, spectral=spectral)
+
+
+def too_few_rounds(settings: StrategySettings, steps: int) -> tuple[str, ...]:
+    """A remark if a run of so many inner steps has too few rounds for a replica to send each entry once."""
+    inner_steps, topk, size = settings.inner_steps or 1, settings.topk or 1, settings.chunk_size or 64
+    rounds = math.ceil(steps / inner_steps)
+    if rounds * topk >= size**2:
+        return ()
+    most = f"in {rounds} rounds a replica can send {rounds * topk / size**2:.0%} of its entries"
+    lag = "the shared parameters will lag behind its own"
+    return (f"{most}, so {lag}: lower strategy.inner_steps, raise strategy.topk, or take dct_momentum",)
 
 
 def with_decay(settings: StrategySettings) -> StrategySettings:

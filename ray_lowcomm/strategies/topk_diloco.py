@@ -11,7 +11,7 @@ from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
 from ray_lowcomm.strategies.residual import check_residual, unused_fields
-from ray_lowcomm.strategies.tiles import MEASURED, build_tiles, due, with_measured
+from ray_lowcomm.strategies.tiles import MEASURED, build_tiles, due, too_few_rounds, with_measured
 
 
 def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
@@ -25,4 +25,5 @@ TOPK_DILOCO = Algorithm(
     derived=with_measured,
     unused=unused_fields,
     check=check_residual,
+    remarks=too_few_rounds,
 )

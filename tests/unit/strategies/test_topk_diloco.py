@@ -36,3 +36,16 @@ def test_it_is_the_default_and_dct_momentum_without_its_transform() -> None:
     differing = {field for field, value in vars(default).items() if value != getattr(dct, field)}
     assert differing == {"name", "variant"}
     assert (default.topk, default.value_bits, default.residual, default.reduce) == (128, 1, "model", "senders")
+
+
+@pytest.mark.parametrize("name", ["topk_diloco", "sparse_loco"])
+def test_a_run_of_too_few_rounds_is_told_so(name: str) -> None:
+    settings = strategies.resolve(StrategySettings(name=name, inner_steps=16, topk=128))
+    assert strategies.remarks(settings, 16 * 31 + 1) == ()  # 32 rounds of a 32nd
+    (remark,) = strategies.remarks(settings, 160)
+    assert remark.startswith("in 10 rounds a replica can send 31% of its entries")
+
+
+@pytest.mark.parametrize("name", ["dct_momentum", "diloco", "desloc"])
+def test_others_have_nothing_to_say_about_it(name: str) -> None:
+    assert strategies.remarks(strategies.resolve(StrategySettings(name=name)), 3) == ()
