@@ -36,10 +36,7 @@ def domains(base: TrainConfig) -> dict[str, Any]:
 
 def fields(sample: Sample) -> Fields:
     """Settings of a sample."""
-    # PBT multiplies a value by 1.2 without looking at its range
-    topk = min(int(sample["strategy.topk"]), CHUNK_SIZE**2)
-    own = {"strategy.name": "topk_diloco", "strategy.chunk_size": CHUNK_SIZE}
-    return {**own, **sample, "strategy.topk": topk}
+    return {"strategy.name": "topk_diloco", "strategy.chunk_size": CHUNK_SIZE, **sample}
 
 
 SPACE = Space("topk_diloco", "top-k DiLoCo, the default: H, top-k, bits of a value, outer step", domains, fields)

@@ -313,7 +313,7 @@ class Replica:
             config=self._agreed_settings,
             moments=self._moments,
             endpoint=self._host.transport.endpoint,
-            remarks=self._parties.strategy.remarks() + strategies.remarks(self._spec.strategy, self._spec.steps),
+            remarks=strategies.remarks(self._parties.strategy, self._spec.strategy, self._spec.steps),
             steps_lost=self._work.steps,
             reason=reason,
         )

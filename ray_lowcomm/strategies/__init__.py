@@ -50,7 +50,9 @@ def resolve(settings: StrategySettings) -> StrategySettings:
         if item.name != "name" and given is not None and item.name not in entry.defaults:
             used = ", ".join(entry.defaults) or "no field"
             given = track_codecs.shown(given) if isinstance(given, dict) else given
-            raise SettingError(f"strategy.{item.name}", given, f"is not used by {settings.name}, which takes {used}")
+            others = ", ".join(name for name, other in ALGORITHMS.items() if item.name in other.defaults)
+            allowed = f"is not used by {settings.name}, which takes {used}; it is a field of {others}"
+            raise SettingError(f"strategy.{item.name}", given, allowed)
     missing = {name: value for name, value in entry.defaults.items() if getattr(settings, name) is None}
     filled = replace(settings, **missing)
     unused = entry.unused(filled)
@@ -69,9 +71,9 @@ def schedule(settings: StrategySettings, moments: tuple[str, ...], seed: int, to
     return Schedule(entry.due(settings, moments, seed), total, entry.final)
 
 
-def remarks(settings: StrategySettings, steps: int) -> tuple[str, ...]:
-    """What the user should know about a run of so many inner steps with resolved settings."""
-    return algorithm(settings.name).remarks(settings, steps)
+def remarks(strategy: Strategy, settings: StrategySettings, steps: int) -> tuple[str, ...]:
+    """What the user should know about this model with this strategy, in a run of so many inner steps."""
+    return strategy.remarks() + algorithm(settings.name).remarks(strategy, settings, steps)
 
 
 def moments_of(tracks: Tracks) -> tuple[str, ...]:

@@ -57,8 +57,12 @@ class Moment(Tracks):
         self._all.write(self._name, flat)
 
     def below(self, flat: Tensor) -> Tensor:
-        """A new flat vector [n]: `flat` minus the moment."""
-        return self.read().neg_().add_(flat)
+        """A flat vector [n] of the caller's own, from `spare`: `flat` minus the moment."""
+        out = self.spare.take(flat)
+        parts = zip(self.parameters.values(), self.layout.split(flat), self.layout.split(out), strict=True)
+        for parameter, of, to in parts:
+            torch.sub(of, optimizer_state.moment(self.optimizer, parameter, self._name), out=to)
+        return out
 
     def add(self, flat: Tensor, alpha: float = 1.0) -> None:
         """Add `alpha` times `flat` [n] to the moment."""

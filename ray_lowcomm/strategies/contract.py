@@ -81,7 +81,8 @@ class Algorithm:
     those that have no effect with the others as they are, and why; `derived` fills in what follows from others; `check`
     raises SettingError on combinations that make no sense. `due` and `final` (tracks to be synchronised at the end of a
     run) depend on the settings and the optimizer's moments only, so that the driver computes them, too. `build` gets
-    the replica's own seed. `remarks` says what the user should know about a run of so many inner steps.
+    the replica's own seed. `remarks` says what the user should know about a run of so many
+    inner steps with what `build` has made.
     """
 
     defaults: Mapping[str, Any]
@@ -91,4 +92,4 @@ class Algorithm:
     derived: Callable[[StrategySettings], StrategySettings] = field(default=lambda settings: settings)
     unused: Callable[[StrategySettings], Mapping[str, str]] = field(default=lambda settings: {})
     check: Callable[[StrategySettings], None] = field(default=lambda settings: None)
-    remarks: Callable[[StrategySettings, int], tuple[str, ...]] = field(default=lambda settings, steps: ())
+    remarks: Callable[[Strategy, StrategySettings, int], tuple[str, ...]] = field(default=lambda built, s, steps: ())

@@ -15,6 +15,7 @@ from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import PARAMS, Tracks
 from ray_lowcomm.strategies.anchor import Anchor
 from ray_lowcomm.strategies.contract import Strategy
+from ray_lowcomm.strategies.gathered import Gathered
 from ray_lowcomm.strategies.residual import VALUES, value_format, with_residual
 
 MEASURED: dict[str, Any] = {
@@ -54,15 +55,18 @@ def tile_codec(settings: StrategySettings, anchor: Anchor, seed: int, *, transfo
     return TopK(plan, kept, transform, form, seed=seed, device=device, spectral=spectral)
 
 
-def too_few_rounds(settings: StrategySettings, steps: int) -> tuple[str, ...]:
+def too_few_rounds(strategy: Strategy, settings: StrategySettings, steps: int) -> tuple[str, ...]:
     """A remark if a run of so many inner steps has too few rounds for a replica to send each entry once."""
-    inner_steps, topk, size = settings.inner_steps or 1, settings.topk or 1, settings.chunk_size or 64
-    rounds = math.ceil(steps / inner_steps)
-    if rounds * topk >= size**2:
+    if not isinstance(strategy, Gathered):
         return ()
-    most = f"in {rounds} rounds a replica can send {rounds * topk / size**2:.0%} of its entries"
-    lag = "the shared parameters will lag behind its own"
-    return (f"{most}, so {lag}: lower strategy.inner_steps, raise strategy.topk, or take dct_momentum",)
+    rounds, plan = math.ceil(steps / (settings.inner_steps or 1)), strategy.codec.plan
+    chunks = ((cut.group.count, min(cut.group.elements, rounds * cut.kept)) for cut in strategy.codec.cuts)
+    sent = sum(count * entries for count, entries in chunks)
+    if sent == plan.layout.numel:
+        return ()
+    most = f"in {rounds} rounds a replica can send {100 * sent // plan.layout.numel}% of its entries"
+    ways = "lower strategy.inner_steps, raise strategy.topk, or take dct_momentum"
+    return (f"{most}, so not all that it learns will be shared: {ways}",)
 
 
 def with_decay(settings: StrategySettings) -> StrategySettings:

@@ -4,7 +4,8 @@ d = θ − θ_r ; m_r = decode(encode(top-k(d))) ; θ ← outer Nesterov step(θ
 
 The parts are those of `sparse_loco` (arXiv 2508.15706), `diloco` (arXiv 2311.08105) and `dct_momentum`, without its
 transform. The mean is over those that sent an entry: most come from one replica, and would else be divided by the
-number of all. Of all that was measured it reached the lowest loss for its bytes, so it is the project's default.
+number of all. In `jobs.benchmark learning` it reaches the lowest loss for its bytes, so it is the project's default;
+in short runs of two replicas `dct_momentum` does as well or better (docs/log.md).
 """
 
 from ray_lowcomm.core.settings import StrategySettings

@@ -10,7 +10,7 @@ from ray_lowcomm import strategies
 from ray_lowcomm.core import memory
 from ray_lowcomm.core.payload import Received
 from ray_lowcomm.core.schedule import SyncOp
-from ray_lowcomm.core.settings import StrategySettings
+from ray_lowcomm.core.settings import StrategySettings, TrackCodec
 from ray_lowcomm.core.tracks import PARAMS, Tracks
 
 MODES: dict[str, dict[str, Any]] = {
@@ -21,8 +21,8 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def _round(strategy: strategies.Strategy, step: int, *, commit: bool = True) -> None:
-    proposal = strategy.propose(SyncOp(PARAMS, launch=step, apply=step))
+def _round(strategy: strategies.Strategy, step: int, *, track: str = PARAMS, commit: bool = True) -> None:
+    proposal = strategy.propose(SyncOp(track, launch=step, apply=step))
     received = Received((0,), (1.0,), (proposal.payload.data,))
     strategy.check(proposal.id, received)
     strategy.apply(proposal.id, received) if commit else strategy.discard(proposal.id)
@@ -54,6 +54,21 @@ def test_only_the_first_round_takes_memory(fields: dict[str, Any], monkeypatch: 
     counts: list[int] = []
     _run(fields, discards=False, watch=lambda: counts.append(len(taken)))
     assert counts == [1] * 5
+
+
+def test_moments_take_what_parameters_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[torch.Tensor] = []
+    made = memory.uninitialised
+    monkeypatch.setattr(memory, "uninitialised", lambda like: taken.append(like) or made(like))
+    model = nn.Linear(12, 9)
+    tracks = Tracks(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+    codec = {"default": TrackCodec(topk=3, chunk_size=4)}
+    strategy = strategies.build(strategies.resolve(StrategySettings(name="desloc", codec=codec)), tracks)
+    for step in range(1, 4):
+        tracks.add(torch.randn(tracks.layout.numel))
+        _round(strategy, step)
+        _round(strategy, step, track="momentum_buffer")
+    assert len(taken) == 1
 
 
 @pytest.mark.parametrize("fields", MODES.values(), ids=MODES)

@@ -1,10 +1,15 @@
 """Top-k DiLoCo with its defaults against the independent implementation, and what its defaults are."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from ray_lowcomm import strategies
 from ray_lowcomm.core.settings import StrategySettings
+from ray_lowcomm.core.tracks import Tracks
 
 from . import reference as ref
 from .test_sparse_loco import ROUNDS, H, W, compressor, engine
@@ -38,14 +43,28 @@ def test_it_is_the_default_and_dct_momentum_without_its_transform() -> None:
     assert (default.topk, default.value_bits, default.residual, default.reduce) == (128, 1, "model", "senders")
 
 
+def _remarks(steps: int, **given: Any) -> tuple[str, ...]:
+    model = nn.Linear(64, 64, bias=False)
+    settings = strategies.resolve(StrategySettings(**given))
+    strategy = strategies.build(settings, Tracks(model, torch.optim.SGD(model.parameters(), 0.1)))
+    return strategies.remarks(strategy, settings, steps)
+
+
 @pytest.mark.parametrize("name", ["topk_diloco", "sparse_loco"])
 def test_a_run_of_too_few_rounds_is_told_so(name: str) -> None:
-    settings = strategies.resolve(StrategySettings(name=name, inner_steps=16, topk=128))
-    assert strategies.remarks(settings, 16 * 31 + 1) == ()  # 32 rounds of a 32nd
-    (remark,) = strategies.remarks(settings, 160)
+    few = {"name": name, "inner_steps": 16, "topk": 128}
+    assert _remarks(16 * 31 + 1, **few) == ()  # 32 rounds of a 32nd
+    (remark,) = _remarks(160, **few)
     assert remark.startswith("in 10 rounds a replica can send 31% of its entries")
+    (remark,) = _remarks(16 * 31, **few)
+    assert remark.startswith("in 31 rounds a replica can send 96% of its entries")
+
+
+def test_what_is_sent_whole_needs_no_rounds() -> None:
+    (remark,) = _remarks(1, topk=2000)
+    assert remark.startswith("4,096 of 4,096 parameters are sent whole")
 
 
 @pytest.mark.parametrize("name", ["dct_momentum", "diloco", "desloc"])
 def test_others_have_nothing_to_say_about_it(name: str) -> None:
-    assert strategies.remarks(strategies.resolve(StrategySettings(name=name)), 3) == ()
+    assert _remarks(3, name=name) == ()
