@@ -51,8 +51,8 @@ class Entry:
     limit: float
 
 
-def _entry(name: str, residual: str, limit: float) -> Entry:
-    settings = StrategySettings(name=name, residual=residual, topk=64, value_bits=2)  # type: ignore[arg-type]
+def _entry(name: str, residual: str, limit: float, topk: int = 64) -> Entry:
+    settings = StrategySettings(name=name, residual=residual, topk=topk, value_bits=2)  # type: ignore[arg-type]
     return Entry(f"{name} ({residual})", strategies.resolve(settings), limit)
 
 
@@ -60,7 +60,7 @@ ENTRIES = (
     _entry("dct_momentum", "model", 60),
     _entry("dct_momentum", "buffer", 50),
     _entry("sparse_loco", "buffer", 30),
-    _entry("topk_diloco", "model", 30),
+    _entry("topk_diloco", "model", 30, topk=1024),
 )
 
 

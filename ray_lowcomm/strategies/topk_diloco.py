@@ -1,10 +1,10 @@
-"""DiLoCo with the largest entries of each tile, in one bit, and what was not sent in the model (ALGORITHMS B4a).
+"""DiLoCo with the largest entries of each tile, in one bit, and what was not sent kept in the model (ALGORITHMS B4a).
 
 d = θ − θ_r ; m_r = decode(encode(top-k(d))) ; θ ← outer Nesterov step(θ, mean m) ; θ_r ← θ_new − (d − m_r)
 
 The parts are those of `sparse_loco` (arXiv 2508.15706), `diloco` (arXiv 2311.08105) and `dct_momentum`, without its
 transform. The mean is over those that sent an entry: most come from one replica, and would else be divided by the
-number of all. In `jobs.benchmark learning` it reaches the lowest loss for its bytes, so it is the project's default;
+number of all. Without a transform tiles may be large: 256 x 256, so that entries are chosen where they are. In `jobs.benchmark learning` it reaches the lowest loss for its bytes, so it is the project's default;
 in short runs of two replicas `dct_momentum` does as well or better (docs/log.md).
 """
 
@@ -20,7 +20,7 @@ def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
 
 
 TOPK_DILOCO = Algorithm(
-    defaults=MEASURED,
+    defaults=MEASURED | {"chunk_size": 256},
     due=due,
     build=_build,
     derived=with_measured,

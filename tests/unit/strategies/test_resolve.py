@@ -19,8 +19,8 @@ def test_resolving_twice_changes_nothing_and_leaves_no_default_open(name: str) -
 
 def test_defaults_of_the_main_job() -> None:
     resolved = resolve(StrategySettings())
-    assert (resolved.name, resolved.chunk_size, resolved.residual) == ("topk_diloco", 64, "model")
-    assert (resolved.topk, resolved.value_bits) == (128, 1)
+    assert (resolved.name, resolved.chunk_size, resolved.residual) == ("topk_diloco", 256, "model")
+    assert (resolved.topk, resolved.value_bits) == (2048, 1)
     assert (resolved.reduce, resolved.residual_decay) == ("senders", 1.0)
     assert (resolved.outer_lr, resolved.outer_momentum) == (0.5, 0.3)
     divided = resolve(StrategySettings(reduce="replicas"))

@@ -39,8 +39,8 @@ def test_it_is_the_default_and_dct_momentum_without_its_transform() -> None:
     default, dct = (strategies.resolve(StrategySettings(**given)) for given in ({}, {"name": "dct_momentum"}))
     assert default.name == "topk_diloco"
     differing = {field for field, value in vars(default).items() if value != getattr(dct, field)}
-    assert differing == {"name", "variant"}
-    assert (default.topk, default.value_bits, default.residual, default.reduce) == (128, 1, "model", "senders")
+    assert differing == {"name", "variant", "chunk_size", "topk"}
+    assert (default.chunk_size, default.topk, default.value_bits, default.reduce) == (256, 2048, 1, "senders")
 
 
 def _remarks(steps: int, **given: Any) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def _remarks(steps: int, **given: Any) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("name", ["topk_diloco", "sparse_loco"])
 def test_a_run_of_too_few_rounds_is_told_so(name: str) -> None:
-    few = {"name": name, "inner_steps": 16, "topk": 128}
+    few = {"name": name, "inner_steps": 16, "chunk_size": 64, "topk": 128}
     assert _remarks(16 * 31 + 1, **few) == ()  # 32 rounds of a 32nd
     (remark,) = _remarks(160, **few)
     assert remark.startswith("in 10 rounds a replica can send 31% of its entries")
@@ -61,7 +61,7 @@ def test_a_run_of_too_few_rounds_is_told_so(name: str) -> None:
 
 
 def test_what_is_sent_whole_needs_no_rounds() -> None:
-    (remark,) = _remarks(1, topk=2000)
+    (remark,) = _remarks(1, chunk_size=64, topk=2000)
     assert remark.startswith("4,096 of 4,096 parameters are sent whole")
 
 
