@@ -82,7 +82,7 @@ ENTRIES = (
     _of("diloco, fp32", "diloco"),
     _of("diloco, int8", "diloco", value_bits=8),
     _of("diloco, E3M0", "diloco", value_bits=4, value_format="e3m0"),
-    _of("topk_diloco, k=2048 of 256 x 256, 1 bit", "topk_diloco"),
+    _of("topk_diloco, k=1520 of 256 x 256, 1 bit", "topk_diloco"),
     _of("dct_momentum, k=64, fp32", "dct_momentum", topk=64, value_bits=32),
     _of("dct_momentum, k=64, 2 bits", "dct_momentum", topk=64, value_bits=2),
     _of("dct_momentum, k=128, 1 bit", "dct_momentum"),

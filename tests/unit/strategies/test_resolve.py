@@ -20,7 +20,7 @@ def test_resolving_twice_changes_nothing_and_leaves_no_default_open(name: str) -
 def test_defaults_of_the_main_job() -> None:
     resolved = resolve(StrategySettings())
     assert (resolved.name, resolved.chunk_size, resolved.residual) == ("topk_diloco", 256, "model")
-    assert (resolved.topk, resolved.value_bits) == (2048, 1)
+    assert (resolved.topk, resolved.value_bits) == (1520, 1)
     assert (resolved.reduce, resolved.residual_decay) == ("senders", 1.0)
     assert (resolved.outer_lr, resolved.outer_momentum) == (0.5, 0.3)
     divided = resolve(StrategySettings(reduce="replicas"))
@@ -51,7 +51,7 @@ def test_what_is_given_stays() -> None:
 
 
 def test_default_topk_is_a_share_of_the_chunk() -> None:
-    assert [resolve(StrategySettings(chunk_size=size)).topk for size in (4, 16, 256)] == [1, 8, 2048]
+    assert [resolve(StrategySettings(chunk_size=size)).topk for size in (4, 16, 64, 256)] == [1, 5, 95, 1520]
 
 
 def test_the_paper_variant_has_the_papers_numbers() -> None:

@@ -40,7 +40,7 @@ def test_it_is_the_default_and_dct_momentum_without_its_transform() -> None:
     assert default.name == "topk_diloco"
     differing = {field for field, value in vars(default).items() if value != getattr(dct, field)}
     assert differing == {"name", "variant", "chunk_size", "topk"}
-    assert (default.chunk_size, default.topk, default.value_bits, default.reduce) == (256, 2048, 1, "senders")
+    assert (default.chunk_size, default.topk, default.value_bits, default.reduce) == (256, 1520, 1, "senders")
 
 
 def _remarks(steps: int, **given: Any) -> tuple[str, ...]:
