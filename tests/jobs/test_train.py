@@ -163,7 +163,7 @@ BAD = {
     "unknown field": (["--strategy.topkk", "3"], 2, "strategy.topkk"),
     "wrong type": (["--inner.steps", "many"], 2, "inner.steps = 'many'"),
     "H of 0": (["--strategy.inner_steps", "0"], 2, "strategy.inner_steps = 0"),
-    "topk above the chunk": (["--strategy.topk", "5000"], 2, "strategy.topk = 5000"),
+    "topk above the chunk": (["--strategy.topk", "70000"], 2, "strategy.topk = 70000"),
     "unknown strategy": (["--strategy.name", "magic"], 2, "strategy.name = 'magic'"),
     "field of another strategy": (["--strategy.name", "diloco", "--strategy.topk", "3"], 2, "strategy.topk"),
     "no such data": (["--data.name", "files", "--data.path", "/nope"], 1, "'/nope'"),

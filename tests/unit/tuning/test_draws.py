@@ -78,9 +78,9 @@ def test_the_search_for_more_ends():
 
 
 def test_settings_that_cannot_be_are_refused():
-    wrong = Space("wrong", "", lambda base: {"strategy.topk": tune.choice([5000])})
+    wrong = Space("wrong", "", lambda base: {"strategy.topk": tune.choice([70000])})
     judge, refused = screen(wrong)
     samples, reason = accepted(grid_samples(wrong.domains(BASE), 0), judge, 9)
     assert samples == []
-    assert reason.startswith("strategy.topk = 5000: ")
-    assert refused[0].fields == {"strategy.topk": 5000}
+    assert reason.startswith("strategy.topk = 70000: ")
+    assert refused[0].fields == {"strategy.topk": 70000}
