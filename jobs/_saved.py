@@ -14,7 +14,7 @@ def saved_config(given: Mapping[str, Any]) -> str | None:
     """Path or URI of the settings of the run that `given` settings resume; None if they resume none.
 
     Raises:
-        CheckpointError: it is a run whose settings a program of the user's own knows.
+        CheckpointError: it is a sweep, or a run whose settings a program of the user's own knows.
     """
     try:
         run = section("run", RunSettings, given["run"])
@@ -42,6 +42,8 @@ def check_kind(folder: str) -> None:
         saved = yaml.safe_load(Storage(folder).read(CONFIG))
     except yaml.YAMLError:
         return  # who reads it says what is wrong
+    if isinstance(saved, dict) and "space" in saved:
+        raise CheckpointError(f"{folder} is a sweep: name one of {folder}/trials/…, or go on with jobs.tune --resume")
     if not isinstance(saved, dict) or "model" not in saved:
         raise CheckpointError(
             f"{folder}/{CONFIG} is of a train function of your own: only its own code knows model and data"

@@ -1,25 +1,22 @@
 """``python -m jobs.train --dry-run``: what a run would do and cost."""
 
-from rich.console import Console
-from rich.table import Table
-
 from ray_lowcomm import strategies
 from ray_lowcomm.config import TrainConfig
-from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.estimate import run_cost, sizes_of
 
 
 def print_dry_run(config: TrainConfig) -> None:
     """Build model and data here, try them on a batch, and print the sums."""
-    table = Table(show_header=False, box=None)
-    for name, value in estimate(config).items():
-        table.add_row(name, value)
-    Console().print(table)
+    lines, remarks = estimate(config)
+    for name, value in lines.items():
+        print(f"{name:<16}{value}")
+    for remark in remarks:
+        print(remark)
 
 
-def estimate(config: TrainConfig) -> dict[str, str]:
-    """Lines of the table, by name."""
+def estimate(config: TrainConfig) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(what it would do and cost, line by line; what it would remark on at its start)."""
     from ray_lowcomm.data import in_order, load
     from ray_lowcomm.default_loop import make_optimizer
     from ray_lowcomm.models import build, check_loss
@@ -37,7 +34,8 @@ def estimate(config: TrainConfig) -> dict[str, str]:
     about = "about " if coded else ""  # how long coded indices become is not known before
     ddp = 2 * tracks.layout.nbytes * (world - 1) // world * steps
     tokens = steps * config.inner.batch_size * config.inner.accumulate * dataset.tokens_per_sample
-    return {
+    strategy = strategies.build(settings, tracks)
+    lines = {
         "model": f"{config.model.name}, {tracks.layout.numel:,} trainable parameters ({_bytes(tracks.layout.nbytes)})",
         "data": f"{config.data.name}, {len(dataset):,} samples; {tokens:,} tokens per replica",
         "fleet": f"{config.fleet.size} replicas of {dict(config.fleet.resources_per_replica)}, transport "
@@ -46,15 +44,15 @@ def estimate(config: TrainConfig) -> dict[str, str]:
         "strategy": f"{settings.name}: {cost.rounds} rounds in {steps} inner steps",
         "sent per round": f"{_bytes(total // max(1, cost.rounds))} on average, {about}{_bytes(total)} in all a replica",
         "on the wire": f"{about}{_bytes(wire)} in all each way, per replica; DDP: {_bytes(ddp)}",
-        "memory": f"about {_bytes(_memory(settings, tracks, config))} per replica, without activations",
+        "memory": f"about {_bytes(_memory(strategy, tracks))} per replica, without activations",
     }
+    return lines, strategies.remarks(strategy, settings, steps)
 
 
-def _memory(settings: StrategySettings, tracks: Tracks, config: TrainConfig) -> int:
+def _memory(strategy: strategies.Strategy, tracks: Tracks) -> int:
     """Parameters, gradients, moments, what the strategy keeps (anchor, outer momentum, residual), room for a round."""
     size = tracks.layout.nbytes
     moments = len(strategies.moments_of(tracks))
-    strategy = strategies.build(settings, tracks)
     kept = sum(t.numel() * t.element_size() for t in (strategy.shared_state() | strategy.local_state()).values())
     return size * (2 + moments) + (0 if strategy.replicated else kept + size)
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ray_lowcomm.config_sources import Source, alternatives, members, type_at
@@ -65,8 +66,8 @@ MEANINGS = {
     "inner.autocast": "bf16 autocast on CUDA",
     "strategy.name": "the algorithm",
     "strategy.inner_steps": "H: inner steps between two exchanges",
-    "strategy.topk": "coefficients kept of a full chunk of chunk_size²",
-    "strategy.chunk_size": "side of the square chunks that are transformed",
+    "strategy.topk": "entries (of dct_momentum: coefficients) kept of a full chunk of chunk_size²",
+    "strategy.chunk_size": "side of the square chunks of which topk entries are kept",
     "strategy.outer_lr": "learning rate of the outer optimizer",
     "strategy.outer_momentum": "momentum of the outer optimizer",
     "strategy.outer_optimizer": "the step on the shared parameters",
@@ -149,12 +150,12 @@ def _help_rows(table: Table, cls: type[BaseModel], section: str, kind: Any) -> N
     names = members(kind)
     if names is None:
         meaning = MEANINGS.get(section) or cls.model_fields[section].description or ""
-        table.add_row(f"--{section}", describe(kind), _default(default), meaning)
+        table.add_row(*map(escape, (f"--{section}", describe(kind), _default(default), meaning)))
     else:
         for name, inner in names.items():
             path = f"{section}.{name}"
             meaning = MEANINGS.get(path) or _declared(kind, name)
-            table.add_row(f"--{path}", describe(inner), _default(getattr(default, name)), meaning)
+            table.add_row(*map(escape, (f"--{path}", describe(inner), _default(getattr(default, name)), meaning)))
     table.add_section()
 
 

@@ -162,7 +162,7 @@ def read_arguments(argv: Sequence[str], cls: type) -> tuple[Source, list[str]]:
                 text = waiting.pop(0)
             elif kind is bool:
                 text = "true"
-            else:
+            elif kind is not None or option == "config":
                 raise SettingError(f"--{option}", "", "needs a value after it (--help lists all fields)")
         if option == "config":
             files.append(text)

@@ -1,9 +1,8 @@
 """From a configuration to a trainer: what the jobs and the trials of a sweep have in common."""
 
 from collections.abc import Callable
-from typing import Any
 
-from ray_lowcomm.config import TrainConfig, to_yaml
+from ray_lowcomm.config import TrainConfig, flatten, to_yaml
 from ray_lowcomm.default_loop import DefaultLoop
 from ray_lowcomm.engine.book import Event
 from ray_lowcomm.engine.member import TrainLoop
@@ -20,12 +19,7 @@ def trainer_of(
 
     `recorder` makes the recorder from the run's folder and the round it starts from.
     """
-    agreed: dict[str, Any] = {
-        "model.name": config.model.name,
-        "data.name": config.data.name,
-        "inner.batch_size": str(config.inner.batch_size),
-        "inner.lr": str(config.inner.lr),
-    }
+    agreed = {k: str(v) for k, v in flatten(config).items() if k.partition(".")[0] in ("model", "data", "inner")}
     return LowCommTrainer(
         train_loop or DefaultLoop(config.model, config.data, config.inner, to_yaml(config)),
         config.inner.steps,

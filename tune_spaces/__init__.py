@@ -32,7 +32,8 @@ def load(name: str, budget: BudgetSettings | None = None) -> Space:
         SettingError: there is none, with those that exist; or the module has no such space.
     """
     if ":" not in name and name not in names():
-        raise SettingError("space", name, f"there is no such space; there are {_described()}, and module:SPACE")
+        what = "there is no such space" if name else "a sweep needs one"
+        raise SettingError("space", name, f"{what}; there are {_described()}, and module:SPACE")
     path, _, attribute = name.partition(":") if ":" in name else (f"tune_spaces.{name}", ":", "SPACE")
     try:
         module = importlib.import_module(path)

@@ -9,8 +9,8 @@ from ray_lowcomm.engine.book import RunPlan
 STATE_DEPENDS_ON = frozenset(
     ("strategy.name", "strategy.variant", "strategy.residual", "inner.optimizer", "optimizer.moments")
 )
-# of another model the loading says which parameter does not fit; a fleet may change its size
-NOT_COMPARED = frozenset(("model.layout", "model.dense_bytes", "fleet.replicas"))
+# of another model the loading says which parameter does not fit
+NOT_COMPARED = frozenset(("model.layout", "model.dense_bytes"))
 
 
 class Agreement:

@@ -189,6 +189,7 @@ class Replica:
         moving = set(tracks.layout.names) | set(self._state.buffers.all)
         frozen = [value for name, value in model_state(self._parts.model).items() if name not in moving]
         return {
+            **spec.agreed,
             **{f"strategy.{k}": repr(v) for k, v in asdict(spec.strategy).items() if v is not None},
             "inner.steps": str(spec.steps),
             "run.seed": str(spec.run.seed),
@@ -199,7 +200,6 @@ class Replica:
             "model.dense_bytes": str(tracks.layout.nbytes),
             "inner.optimizer": type(self._parts.optimizer).__name__,
             "inner.state_on_sync": spec.state_on_sync,
-            **spec.agreed,
         }
 
     # ---- steps ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from ray_lowcomm.engine.transport import KINDS
 @dataclass
 class Totals:
     """Sums over a run, resumed parts included. `bytes` is by member, all attempts included; times are in
-    seconds, means over the members of a round, summed over rounds. `most_members` took part in one round;
+    seconds, means over the members of a round, summed over committed rounds. `most_members` took part in one round;
     `replicas_joined` counts starts of a replica in mid-run, `replicas_left` those that left in order before the end.
     `lost_residual` counts numbers of an owners' residual (`strategy.combine: sharded`) that were gone with who held
     them."""

@@ -123,7 +123,7 @@ class LowCommTrainer:
             recorder.on_start(self._info(folder))
             if folder.said:
                 recorder.on_notice(folder.said)
-            attempt = _Attempt(recorder, self.options.on_event, folder.path, self.checkpoint.keep)
+            attempt = _Attempt(recorder, self.options.on_event, plan)
             try:
                 self._run(attempt, plan, closing)
             except BaseException as error:
@@ -154,7 +154,6 @@ class LowCommTrainer:
         if self.fleet.transport == "local":
             from ray_lowcomm.transport.local import LocalFleet
 
-            began = time.monotonic()
             local = LocalFleet(plan, spec, lambda event: self._on_local_event(attempt, local, event))
             try:
                 local.run(self.train_loop)
@@ -162,7 +161,7 @@ class LowCommTrainer:
                 return
             finally:
                 # the local fleet's own clock is virtual
-                attempt.summary = local.coordinator.summary() | {"wall_s": round(time.monotonic() - began, 3)}
+                attempt.summary = local.coordinator.summary() | {"wall_s": attempt.wall_s()}
             return
         import ray
 
@@ -257,11 +256,17 @@ class _Stopped(BaseException):
 class _Attempt:
     """Passes the coordinator's events on to the recorder, and keeps how the run failed."""
 
-    def __init__(self, recorder: Recorder, watch: Callable[[Event], None] | None, directory: str, keep: int) -> None:
-        self._recorder, self._watch, self._directory, self._keep = recorder, watch, directory, keep
+    def __init__(self, recorder: Recorder, watch: Callable[[Event], None] | None, plan: RunPlan) -> None:
+        self._recorder, self._watch, self._directory, self._keep = recorder, watch, plan.directory, plan.checkpoint.keep
+        before: float = plan.restored["totals"]["wall_s"] if plan.restored else 0.0
+        self._began = time.monotonic() - before
         self.failure = self.hint = ""
         self.complete = False
         self.summary: dict[str, Any] = {}
+
+    def wall_s(self) -> float:
+        """Seconds that the run has taken, those before a resume included."""
+        return round(time.monotonic() - self._began, 3)
 
     def on_event(self, event: Event) -> None:
         self._record(event)
@@ -291,6 +296,7 @@ class _Attempt:
         from ray_lowcomm.engine.checkpoint import write_manifest
         from ray_lowcomm.engine.storage import Storage
 
+        manifest = manifest | {"totals": manifest["totals"] | {"wall_s": self.wall_s()}}
         write_manifest(Storage(self._directory), folder, manifest, self._keep)
 
 

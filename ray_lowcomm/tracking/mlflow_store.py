@@ -106,10 +106,16 @@ class MlflowRun:
         run = self._client.create_run(experiment, run_name=self._store.run_name, tags={RUN_TAG: self._store.run_dir})
         return str(run.info.run_id)
 
-    def settings(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
-        """Logs parameters and tags; a parameter that has another value already becomes the tag ``changed.NAME``."""
+    def settings(self, params: Mapping[str, Any], tags: Mapping[str, str], without: Sequence[str] = ()) -> None:
+        """Logs parameters and tags; a parameter that has another value already becomes the tag ``changed.NAME``.
+
+        Tags `without`, of an earlier part of the run, are taken away.
+        """
         texts = {_key(name): _cut(str(value), _PARAM_LENGTH) for name, value in params.items()}
-        old = self._client.get_run(self.run_id).data.params
+        there = self._client.get_run(self.run_id).data
+        for name in set(without) & there.tags.keys():
+            self._client.delete_tag(self.run_id, name)
+        old = there.params
         changed = {f"changed.{name}": text for name, text in texts.items() if old.get(name, text) != text}
         new = [self._entities.Param(name, text) for name, text in texts.items() if name not in old]
         for params_part in _parts(new, _PARAMS_PER_CALL):

@@ -158,7 +158,7 @@ class SweepLog:
         if trial not in self._runs:
             child = replace(self._store, run_dir=trial, run_name=name, resume=self._store.resume)
             self._runs[trial] = self._open_run(child)
-        self._runs[trial].settings(params, {PARENT_TAG: self._runs[""].run_id})
+        self._runs[trial].settings(params, {PARENT_TAG: self._runs[""].run_id}, without=("reason",))
 
     def _on_end(self, trial: str, data: tuple[dict[str, Any], str, str]) -> None:
         summary, status, reason = data

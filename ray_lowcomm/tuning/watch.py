@@ -77,7 +77,9 @@ class Watch(Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """One a committed round."""
+        """One a committed round; after an interruption none counts, as trials were said to be over by then."""
+        if self._noticed:
+            return
         seen = self._book.reported(trial.trial_id, result)
         for listener in self._listeners:
             listener.reported(seen, result)

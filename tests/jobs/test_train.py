@@ -101,6 +101,34 @@ def test_resume_is_bit_identical(run, resume, tmp_path):
     assert weights[0] == weights[1]
 
 
+def test_all_that_a_resume_changes_is_said_and_time_adds_up(run, resume, tmp_path, capfd):
+    run("--run.name", "other", "--tracking.enabled", "false")
+    die_after_round_4(tmp_path / "other")
+    changes = ("--inner.weight_decay", "0", "--inner.betas", "[0.5, 0.6]", "--model.args.dropout", "0.5")
+    code = run_main(train.main, ["--run.output_dir", str(tmp_path), "--run.resume", "--run.name", "other", *changes])
+    out, err = capfd.readouterr()
+    assert code == 0, err
+    (said,) = [line for line in out.splitlines() if "goes on with other settings than before" in line]
+    for name in ("inner.weight_decay", "inner.betas", "model.args.dropout"):
+        assert f"{name} was" in said
+    assert said.count(" was ") == 3
+    after = json.loads((tmp_path / "other" / "summary.json").read_text())
+    assert after["wall_s"] >= after["compute_s"]
+    manifest = json.loads((tmp_path / "other" / "checkpoints" / "round_000006" / "manifest.json").read_text())
+    assert 0 < manifest["totals"]["wall_s"] <= after["wall_s"]
+
+
+def test_a_sweep_is_not_taken_for_a_run(run, resume, tmp_path):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "config.yaml").write_text("space: diloco\nmodel: {name: byte_gpt}\n")
+    code, err = resume("--run.name", "sweep")
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert "is a sweep" in err
+    code, _, err = run(str(tmp_path / "sweep"), job=evaluate)
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert "is a sweep" in err
+
+
 def test_a_resume_that_does_not_fit_leaves_the_settings_that_do(run, resume, tmp_path):
     run("--run.name", "kept", "--tracking.enabled", "false")
     settings = (tmp_path / "kept" / "config.yaml").read_text()
@@ -190,12 +218,16 @@ def test_dry_run_says_what_the_run_then_sends(run, tmp_path):
     from ray_lowcomm.config import load_config
 
     config = load_config([*SMALL, *TINY_GPT], train.JobConfig, {})
-    assert estimate(config)["strategy"].startswith("topk_diloco: 6 rounds in 24 inner steps")
+    lines, remarks = estimate(config)
+    assert lines["strategy"].startswith("topk_diloco: 6 rounds in 24 inner steps")
     code, out, _ = run("--dry-run")
     assert code == 0
+    assert remarks
+    assert all(remark in out for remark in remarks)
     assert not (tmp_path / "default").exists()
-    run("--run.name", "real", "--tracking.enabled", "false")
+    _, out, _ = run("--run.name", "real", "--tracking.enabled", "false")
+    assert all(remark in out for remark in remarks)
     summary = json.loads((tmp_path / "real" / "summary.json").read_text())
-    said = re.search(r"about ([0-9.]+) KiB in all", estimate(config)["sent per round"])
+    said = re.search(r"about ([0-9.]+) KiB in all", lines["sent per round"])
     # how long coded indices become depends on where they lie
     assert float(said[1]) == pytest.approx(summary["bytes_up"] / 1024, rel=0.05)

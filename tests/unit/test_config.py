@@ -118,6 +118,13 @@ def test_a_mistake_is_one_line(argv, line):
     assert [found.replace("= 64:", "= '64':") for found in problems(*argv)] == [line]
 
 
+@pytest.mark.parametrize("argv", [["--no-such-thing"], ["--no-such-thing", "--inner.steps", "4"], ["--run.nmae"]])
+def test_a_field_that_does_not_exist_is_told_so_before_it_is_asked_for_a_value(argv):
+    (line,) = problems(*argv)
+    assert "no such field" in line
+    assert "needs a value" not in line
+
+
 def test_what_the_strategy_says_is_said():
     assert "dct_momentum" in problems("--strategy.name", "nonsense")[0]
     (line,) = problems("--strategy.chunk_size", "8", "--strategy.topk", "65")
@@ -187,6 +194,7 @@ def test_help_names_every_field(capsys):
     for section, kind in members(TrainConfig).items():
         for name in members(kind) or {}:
             assert f"--{section}.{name} " in text
+    assert "a start after [min, max]'s min" in " ".join(text.split())
 
 
 def test_every_field_has_a_meaning():

@@ -120,7 +120,7 @@ class FakeRun:
     def __init__(self, rounds):
         self.run_id, self.rounds, self.ended = "1", rounds, []
 
-    def settings(self, params, tags):
+    def settings(self, params, tags, without=()):
         pass
 
     def end(self, summary, status):

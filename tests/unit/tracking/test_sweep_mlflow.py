@@ -144,6 +144,7 @@ def test_a_sweep_that_is_interrupted_and_resumed(kind, request, tmp_path, monkey
     assert third.data.metrics["members"] == 2
     assert children["trial 2"].data.tags["reason"] == "asha at round 10"
     assert children["trial 4"].data.tags["reason"] == "no room"
+    assert "reason" not in third.data.tags  # that of the interruption
     assert [name for name, run in children.items() if "best" in run.data.tags] == ["trial 1"]
     best = children["trial 1"]
     assert (resumed.data.tags["best_trial"], resumed.data.tags["best_run"]) == ("1", best.info.run_id)
@@ -187,7 +188,7 @@ class FakeRun:
     def __init__(self, rounds):
         self.run_id, self.rounds, self.ended = "1", rounds, []
 
-    def settings(self, params, tags):
+    def settings(self, params, tags, without=()):
         pass
 
     def end(self, summary, status):

@@ -79,6 +79,10 @@ def test_an_interruption_is_acted_on_at_once_and_once():
     (heard,) = done
     assert heard[-1] == ("stopped", 1, "stopped by an interruption before its first round")
     assert [trial.trial_id for trial in book.trials()] == ["a"]
+    said = list(ear.heard)
+    watch.on_trial_result(2, trials, trials[0], result(1, 2.0))  # on its way when the interruption came
+    assert ear.heard == said
+    assert book.trial("a").metrics == {}
 
 
 def test_a_resume_without_its_state_does_not_begin_anew():
