@@ -96,7 +96,9 @@ def run(options: argparse.Namespace, console: Console) -> tuple[dict[str, Any], 
     found = {e.name: [store.runs[f"{e.name}/{seed}"] for seed in range(options.seeds)] for e in chosen}
     console.print(_table(found, task, options.seeds))
     if options.figure is not None:
-        _draw(found, options.figure)
+        from jobs.benchmarks.learning_figure import draw
+
+        draw({n: (_mean(rows, "bytes_up") / 1e6, _mean(rows, "val_loss")) for n, rows in found.items()}, options.figure)
     return store.content(), problems(found, CLAIMS)
 
 
@@ -174,19 +176,3 @@ def problems(found: Mapping[str, list[dict[str, float]]], claims: Iterable[Claim
         if fewer < claim.fewer_bytes:
             wrong.append(f"{claim.entry}: {fewer:.0f} x fewer bytes than {claim.against}, not {claim.fewer_bytes:g} x")
     return wrong
-
-
-def _draw(found: Mapping[str, list[dict[str, float]]], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    axes = figure.subplots()
-    for name, rows in found.items():
-        at = (_mean(rows, "bytes_up") / 1e6, _mean(rows, "val_loss"))
-        axes.plot(*at, "o", color="C0")
-        axes.annotate(name, at, textcoords="offset points", xytext=(5, 4), fontsize=8)
-    axes.set_xscale("log")
-    axes.set_xlabel("payload sent per replica (MB)")
-    axes.set_ylabel("validation loss (nats per byte)")
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=150)
