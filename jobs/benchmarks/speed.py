@@ -3,8 +3,9 @@
 A GPT's parameters are moved at random, as if trained, and then a strategy makes a round of them. Every turn copies an
 fp32 vector into existing memory before and after what is measured; a figure is the median, over the turns, of the time
 per parameter against that of these copies. The copied vector has at least `YARDSTICK` elements: a shorter one would
-stay in the processor's cache. Memory is what the first round takes at its peak beyond what was there before (high-water
-mark of the resident set, Linux only), with what it keeps for the next, in multiples of the parameters' fp32 size.
+stay in the processor's cache; and at most four times as many: a longer one only takes memory. Memory is what the first
+round takes at its peak beyond what was there before (high-water mark of the resident set, Linux only), with what it
+keeps for the next, in multiples of the parameters' fp32 size.
 """
 
 import argparse
@@ -35,6 +36,7 @@ YARDSTICK = 25_000_000
 LEAST_JUDGED = 10_000_000  # parameters; below, buffers of a fixed size and calls count
 MOST_GROWTH, MOST_MEMORY = 1.5, 1.3
 TABLE_WIDTH = 100
+BYTES = {"encode": 21, "decode": 26, "outer_step": 26}  # a parameter, measured at 2e8
 STEP = 1e-3  # standard deviation of what training does to a parameter in a round
 OP = SyncOp(PARAMS, launch=1, apply=1)
 
@@ -102,7 +104,7 @@ class Copies:
     """The yardstick: seconds that a copy takes, per element."""
 
     def __init__(self, parameters: int) -> None:
-        self.source = torch.ones(max(parameters, YARDSTICK))
+        self.source = torch.ones(min(max(parameters, YARDSTICK), 4 * YARDSTICK))
         self.target = torch.ones_like(self.source)
 
     def measure(self) -> float:
@@ -168,7 +170,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_stage(stage: Stage, options: argparse.Namespace, console: Console) -> tuple[list[Row], list[str]]:
     """(rows, what does not hold)."""
-    _check(options)
+    _check(stage, options)
     threads = torch.get_num_threads()
     torch.set_num_threads(options.threads)
     try:
@@ -218,10 +220,15 @@ def _name(row: Row) -> str:
     return f"{row['strategy']} ({row['residual']}), {row['params']:,} parameters"
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check(stage: Stage, options: argparse.Namespace) -> None:
+    free = _memory("/proc/meminfo", "MemAvailable")
     for size in options.params:
         if not 1e5 <= size <= 2e9:
             raise SettingError("--params", size, "must be between 1e5 and 2e9")
+        needed = BYTES[stage.__name__] * size + 8 * 4 * YARDSTICK
+        if free is not None and size > LEAST_JUDGED and needed > free:
+            much = f"{stage.__name__} needs about {needed / 2**30:.1f} GiB for it, {free / 2**30:.1f} GiB are free"
+            raise SettingError("--params", size, f"{much}: take a smaller one")
 
 
 def _table(name: str, rows: Sequence[Row]) -> Table:
@@ -249,16 +256,19 @@ def _peak_bytes(work: Callable[[], Any]) -> int | None:
     gc.collect()
     try:
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
-        before = _resident("VmRSS")
-        work()
-        return max(0, _resident("VmHWM") - before)
     except OSError:
         work()
         return None
+    before = _memory("/proc/self/status", "VmRSS")
+    work()
+    peak = _memory("/proc/self/status", "VmHWM")
+    return None if before is None or peak is None else max(0, peak - before)
 
 
-def _resident(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"no {field} in /proc/self/status")
+def _memory(file: str, field: str) -> int | None:
+    """Bytes that Linux gives for `field`; None where there is no such file or field."""
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":")), None)

@@ -49,3 +49,9 @@ def test_what_breaks_a_limit_is_said() -> None:
 def test_a_size_that_makes_no_sense() -> None:
     with pytest.raises(SettingError, match=r"--params = 2000\.0: must be between 1e5 and 2e9"):
         benchmark.main(["encode", "--params", "2000"])
+
+
+def test_a_model_without_room_is_refused_before_the_system_ends_the_process(monkeypatch):
+    monkeypatch.setattr(speed, "_memory", lambda file, field: 4 * 2**30)
+    with pytest.raises(SettingError, match=r"needs about 25\.0 GiB for it, 4\.0 GiB are free"):
+        benchmark.main(["outer_step", "--params", "1e6", "1e9"])
