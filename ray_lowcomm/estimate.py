@@ -18,6 +18,7 @@ from ray_lowcomm.config import TrainConfig
 from ray_lowcomm.core.layout import Layout
 from ray_lowcomm.core.memory import Spare
 from ray_lowcomm.core.names import trainable_parameters, work_dtype
+from ray_lowcomm.core.optimizers import Optimizers
 from ray_lowcomm.core.payload import Combine, Payload
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import InnerSettings, ModelSettings
@@ -151,7 +152,7 @@ class _Shapes(Tracks):
     """Tracks that have a layout and no values: whatever is read is on the meta device."""
 
     def __init__(self, layout: Layout, optimizer: torch.optim.Optimizer) -> None:
-        self.layout, self.optimizer, self.parameters, self.spare = layout, optimizer, {}, Spare()
+        self.layout, self.optimizers, self.parameters, self.spare = layout, Optimizers(optimizer), {}, Spare()
 
     def read(self, track: str) -> Tensor:
         return torch.empty(self.layout.numel, dtype=self.layout.dtype, device="meta")

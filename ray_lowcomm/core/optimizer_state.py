@@ -12,12 +12,17 @@ from torch import Tensor, nn
 
 from ray_lowcomm.core.adopt import Adopt
 from ray_lowcomm.core.errors import CheckpointError
+from ray_lowcomm.core.optimizers import Optimizers
 
 _ADAM_FAMILY = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RAdam, Adopt)
 
 
-def moment_names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+def moment_names(optimizers: Optimizers) -> tuple[str, ...]:
     """Names of the per-element states: exp_avg and exp_avg_sq for Adam, momentum_buffer for SGD with momentum."""
+    return tuple(dict.fromkeys(name for optimizer in optimizers for name in _names_of(optimizer)))
+
+
+def _names_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     if isinstance(optimizer, _ADAM_FAMILY):
         extra = ("max_exp_avg_sq",) if optimizer.defaults.get("amsgrad") else ()
         return ("exp_avg", "exp_avg_sq", *extra)
@@ -31,46 +36,49 @@ def moment_names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     return tuple(names)
 
 
-def moment(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, name: str) -> Tensor:
-    """The moment of one parameter, in its shape; zeros while the optimizer has not stepped it."""
-    value = optimizer.state.get(parameter, {}).get(name)
+def moment(optimizers: Optimizers, parameter: nn.Parameter, name: str) -> Tensor:
+    """The moment of one parameter, in its shape; zeros where the optimizer has none."""
+    value: Tensor | None = optimizers.state_of(parameter).get(name)
     return torch.zeros_like(parameter) if value is None else value
 
 
-def set_moment(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, name: str, value: Tensor) -> None:
+def set_moment(optimizers: Optimizers, parameter: nn.Parameter, name: str, value: Tensor) -> None:
     """Set the moment of one parameter to `value` (same shape). Nothing is created for a value of zeros."""
-    current = optimizer.state.get(parameter, {}).get(name)
+    current = optimizers.state_of(parameter).get(name)
     if current is not None:
         current.copy_(value)
-    elif value.any():
-        _create_state(optimizer, parameter)[name] = value.to(parameter.dtype, copy=True)
+        return
+    owner = optimizers.owner(parameter)
+    if owner is not None and name in _names_of(owner) and value.any():
+        _create_state(owner, parameter)[name] = value.to(parameter.dtype, copy=True)
 
 
-def largest_first_moment(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Tensor:
+def largest_first_moment(optimizers: Optimizers, parameter: nn.Parameter) -> Tensor:
     """The size of exp_avg, in the parameter's shape, with which Adam's step is the learning rate.
 
     That is √exp_avg_sq with both bias corrections. Infinite where there is no such step: other optimizers (ADOPT's
     exp_avg is of gradients already divided), and parameters that have not been stepped.
     """
-    state = optimizer.state.get(parameter, {})
-    if isinstance(optimizer, Adopt) or not isinstance(optimizer, _ADAM_FAMILY) or not state:
+    owner, state = optimizers.owner(parameter), optimizers.state_of(parameter)
+    if isinstance(owner, Adopt) or not isinstance(owner, _ADAM_FAMILY) or not state:
         return torch.full_like(parameter, math.inf)
-    group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+    group = optimizers.group_of(parameter) or owner.defaults
     (beta1, beta2), step = group["betas"], max(1.0, float(state["step"]))
     second: Tensor = state["exp_avg_sq"]
     return second.sqrt().mul_((1 - beta1**step) / math.sqrt(1 - beta2**step))
 
 
-def reset(optimizer: torch.optim.Optimizer) -> None:
-    """Forget all moments and step counts, as if the optimizer had just been made."""
-    optimizer.state.clear()
+def reset(optimizers: Optimizers) -> None:
+    """Forget all moments and step counts, as if the optimizers had just been made."""
+    for optimizer in optimizers:
+        optimizer.state.clear()
 
 
-def state_tensors(optimizer: torch.optim.Optimizer, names: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+def state_tensors(optimizers: Optimizers, names: dict[str, nn.Parameter]) -> dict[str, Tensor]:
     """The whole state as ``<parameter>/<key>`` -> tensor; plain numbers become 0-d float64 tensors."""
     out: dict[str, Tensor] = {}
     for name, parameter in names.items():
-        for key, value in optimizer.state.get(parameter, {}).items():
+        for key, value in optimizers.state_of(parameter).items():
             if isinstance(value, Tensor):
                 out[f"{name}/{key}"] = value.detach()
             elif isinstance(value, (int, float)):
@@ -78,21 +86,21 @@ def state_tensors(optimizer: torch.optim.Optimizer, names: dict[str, nn.Paramete
     return out
 
 
-def load_state_tensors(
-    optimizer: torch.optim.Optimizer, names: dict[str, nn.Parameter], tensors: dict[str, Tensor]
-) -> None:
+def load_state_tensors(optimizers: Optimizers, names: dict[str, nn.Parameter], tensors: dict[str, Tensor]) -> None:
     """Replace the state by what `state_tensors` returned. Settings in param_groups (lr, decay) are left as they are.
 
     Raises:
         CheckpointError: state for a parameter that this model does not have.
     """
-    reset(optimizer)
+    reset(optimizers)
     for full_name, value in tensors.items():
         name, _, key = full_name.rpartition("/")
         if name not in names:
             raise CheckpointError(f"optimizer state for {name!r}, which this model does not have: same model and code?")
         parameter = names[name]
-        optimizer.state[parameter][key] = _placed(optimizer, parameter, key, value)
+        owner = optimizers.owner(parameter)
+        if owner is not None:
+            owner.state[parameter][key] = _placed(owner, parameter, key, value)
 
 
 def _placed(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str, value: Tensor) -> Any:
@@ -107,7 +115,7 @@ def _create_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> 
     state: dict[str, Any] = optimizer.state[parameter]
     if isinstance(optimizer, _ADAM_FAMILY):
         state.setdefault("step", _placed(optimizer, parameter, "step", _common_step(optimizer)))
-        for name in moment_names(optimizer):
+        for name in _names_of(optimizer):
             state.setdefault(name, torch.zeros_like(parameter))
     return state
 

@@ -1,5 +1,7 @@
 """A replica's synchronisable tensors as flat vectors: `params`, `grads` and the moments of its optimizer."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -8,12 +10,13 @@ from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.layout import Layout
 from ray_lowcomm.core.memory import Spare
 from ray_lowcomm.core.names import trainable_parameters, work_dtype
+from ray_lowcomm.core.optimizers import Optimizers
 
 PARAMS, GRADS = "params", "grads"
 
 
 class Tracks:
-    """Reads and writes the tracks of one model and its optimizer.
+    """Reads and writes the tracks of one model and its optimizers.
 
     All vectors are flat [n] over the trainable parameters, in `layout.dtype` (float32, or float64 for a model that has
     float64 parameters), on the parameters' device.
@@ -28,9 +31,11 @@ class Tracks:
     the mean is −0.0 throughout only where no replica has a gradient; writing that leaves the parameter without one.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, model: nn.Module, optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Optimizers
+    ) -> None:
         self.parameters = trainable_parameters(model)
-        self.optimizer = optimizer
+        self.optimizers = Optimizers(optimizers)
         self.spare = Spare()
         self._tensors = list(self.parameters.values())
         self.layout = Layout.of({k: p.data for k, p in self.parameters.items()}, work_dtype(self._tensors))
@@ -42,10 +47,10 @@ class Tracks:
 
     def check(self, tracks: tuple[str, ...]) -> None:
         """Raise SettingError unless the optimizer has these tracks."""
-        have = (PARAMS, GRADS, *optimizer_state.moment_names(self.optimizer))
+        have = (PARAMS, GRADS, *optimizer_state.moment_names(self.optimizers))
         for track in tracks:
             if track not in have:
-                raise SettingError("track", track, f"{type(self.optimizer).__name__} has {', '.join(have)}")
+                raise SettingError("track", track, f"{self.optimizers.name} has {', '.join(have)}")
 
     def read(self, track: str) -> Tensor:
         """A new flat vector [n] with the current values; (negative) zeros where there is no state (gradient) yet."""
@@ -53,7 +58,7 @@ class Tracks:
             return self.layout.flatten(self._parameter(i, p) for i, p in enumerate(self._tensors))
         if track == GRADS:
             return self.layout.flatten(_gradient(p) for p in self._tensors)
-        return self.layout.flatten(optimizer_state.moment(self.optimizer, p, track) for p in self._tensors)
+        return self.layout.flatten(optimizer_state.moment(self.optimizers, p, track) for p in self._tensors)
 
     def write(self, track: str, flat: Tensor) -> None:
         """Set the track to `flat` [n], cast to the tensors' dtypes."""
@@ -66,7 +71,7 @@ class Tracks:
                 if track == PARAMS:
                     self._set_parameter(i, parameter, part)
                 else:
-                    optimizer_state.set_moment(self.optimizer, parameter, track, part)
+                    optimizer_state.set_moment(self.optimizers, parameter, track, part)
 
     def below(self, flat: Tensor) -> Tensor:
         """A flat vector [n] of the caller's own, from `spare`: `flat` minus the parameters."""

@@ -2,7 +2,7 @@
 
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,8 +52,11 @@ class Context:
         """Nominal optimizer steps of the run."""
         return self.spec.steps
 
-    def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> Replica:
-        """Join the fleet with this model and optimizer; call once. Options are the fields of `LoopParts`."""
+    def wrap(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], **options: Any
+    ) -> Replica:
+        """Join the fleet with this model and its optimizer, or a list of them; call once. Options are the fields of
+        `LoopParts`."""
         if self.replica is not None:
             raise FleetError("context.wrap was called twice: one model and one optimizer a replica")
         unknown = [name for name in options if name not in LoopParts.__dataclass_fields__]

@@ -1,7 +1,7 @@
 """A replica: what a train loop holds. One `step` per optimizer step; everything else happens inside it."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -13,6 +13,7 @@ from ray_lowcomm.core import optimizer_state, randomness
 from ray_lowcomm.core.digest import digest_tensors, digest_text
 from ray_lowcomm.core.errors import ExchangeError, FleetError, ModelError, SettingError
 from ray_lowcomm.core.names import model_state, trainable_parameters
+from ray_lowcomm.core.optimizers import Optimizers
 from ray_lowcomm.core.schedule import Schedule, SyncOp
 from ray_lowcomm.core.settings import CheckpointSettings, Fault, FleetSettings, RunSettings, StrategySettings
 from ray_lowcomm.core.tracks import PARAMS, Tracks
@@ -81,7 +82,7 @@ class LoopParts:
     `evaluate` gives the validation loss of a model; `export` writes the final model into a folder of its own."""
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
     schedule: Callable[[int], float] | None = None
     clip_norm: float | None = None
     evaluate: Callable[[nn.Module], float] | None = None
@@ -93,7 +94,7 @@ class LoopParts:
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise SettingError("clip_norm", self.clip_norm, "must be greater than 0, or None for no clipping")
         trainable = {id(p) for p in trainable_parameters(self.model).values()}
-        held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        held = {id(p) for p in Optimizers(self.optimizer).parameters}
         if not trainable & held:
             raise ModelError("the optimizer holds no trainable parameter of the model: make it from model.parameters()")
 
@@ -108,7 +109,7 @@ class Replica:
     def __init__(self, spec: RunSpec, host: Host, parts: LoopParts) -> None:
         self._spec, self._host, self._parts = spec, host, parts
         tracks = Tracks(parts.model, parts.optimizer)
-        self._base_lrs = [group["lr"] for group in parts.optimizer.param_groups]
+        self._base_lrs = [group["lr"] for group in tracks.optimizers.param_groups]
         strategy = strategies.build(spec.strategy, tracks, randomness.replica_seed(spec.run.seed, host.member))
         buffers = BufferSync(parts.model, spec.buffers)  # type: ignore[arg-type]  # checked with the settings
         self._work, self._history = Work(), ""
@@ -198,22 +199,22 @@ class Replica:
             "model.layout": tracks.layout.digest,
             "model.frozen": digest_tensors(frozen),
             "model.dense_bytes": str(tracks.layout.nbytes),
-            "inner.optimizer": type(self._parts.optimizer).__name__,
+            "inner.optimizer": tracks.optimizers.name,
             "inner.state_on_sync": spec.state_on_sync,
         }
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
     def _optimizer_step(self) -> None:
-        parts = self._parts
+        parts, optimizers = self._parts, self._state.tracks.optimizers
         if parts.clip_norm is not None:
             nn.utils.clip_grad_norm_(parts.model.parameters(), parts.clip_norm)
         if parts.schedule is not None:
             factor = parts.schedule(self.step_number)
-            for group, base in zip(parts.optimizer.param_groups, self._base_lrs, strict=True):
+            for group, base in zip(optimizers.param_groups, self._base_lrs, strict=True):
                 group["lr"] = base * factor
-        parts.optimizer.step()
-        parts.optimizer.zero_grad(set_to_none=True)
+        optimizers.step()
+        optimizers.zero_grad()
 
     def _ops(self, step: int) -> tuple[SyncOp, ...]:
         """The strategy's ops at `step`, and with them those of the buffers."""
@@ -232,7 +233,7 @@ class Replica:
             self.stopped = outcome.reason
             return False
         if isinstance(outcome, m.Reset):
-            self._parts.optimizer.zero_grad(set_to_none=True)
+            self._state.tracks.optimizers.zero_grad()
             self._enter(outcome.reason)
             return False
         self._held, self._history = outcome, run.committed
@@ -261,7 +262,7 @@ class Replica:
         self._work.outer_s += time.perf_counter() - began
         synced = any(op.track == PARAMS for op, _, _ in held.results)
         if synced and self._spec.state_on_sync == "reset":
-            optimizer_state.reset(self._parts.optimizer)
+            optimizer_state.reset(self._state.tracks.optimizers)
 
     def _finish_round(self, commit: m.Commit) -> None:
         """What is due at the end of a round, after everything of it has been applied."""

@@ -58,7 +58,7 @@ class ReplicaState:
     def for_joiner(self) -> State:
         """Shared state, and the inner optimizer's for a start that is not cold. Copies: training goes on meanwhile."""
         state = self.shared() | _prefixed(BUFFERS, self.buffers.state())
-        state |= _prefixed(OPTIMIZER, optimizer_state.state_tensors(self.tracks.optimizer, self.tracks.parameters))
+        state |= _prefixed(OPTIMIZER, optimizer_state.state_tensors(self.tracks.optimizers, self.tracks.parameters))
         return {name: value.detach().cpu().clone() for name, value in state.items()}
 
     def load_as_joiner(self, state: Mapping[str, Tensor]) -> None:
@@ -81,7 +81,7 @@ class ReplicaState:
 
     def _own(self) -> State:
         parameters = {name: p.detach() for name, p in self.tracks.parameters.items()}
-        moments = optimizer_state.state_tensors(self.tracks.optimizer, self.tracks.parameters)
+        moments = optimizer_state.state_tensors(self.tracks.optimizers, self.tracks.parameters)
         masters = self.tracks.masters()
         return _prefixed(PARAMETERS, parameters) | _prefixed(OPTIMIZER, moments) | _prefixed(MASTERS, masters)
 
@@ -97,7 +97,7 @@ class ReplicaState:
 
     def _load_optimizer(self, state: Mapping[str, Tensor]) -> None:
         moments = _part(state, OPTIMIZER)
-        optimizer_state.load_state_tensors(self.tracks.optimizer, self.tracks.parameters, moments)
+        optimizer_state.load_state_tensors(self.tracks.optimizers, self.tracks.parameters, moments)
 
 
 class SharedParameters:

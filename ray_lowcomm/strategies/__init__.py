@@ -78,7 +78,7 @@ def remarks(strategy: Strategy, settings: StrategySettings, steps: int) -> tuple
 
 def moments_of(tracks: Tracks) -> tuple[str, ...]:
     """The moments of the replica's optimizer, as `schedule` wants them."""
-    return optimizer_state.moment_names(tracks.optimizer)
+    return optimizer_state.moment_names(tracks.optimizers)
 
 
 def build(settings: StrategySettings, tracks: Tracks, seed: int = 0) -> Strategy:

@@ -44,7 +44,7 @@ class Moment(Tracks):
     """One moment of the optimizer in the place of the parameters, so that an `Anchor` can hold a shared copy of it."""
 
     def __init__(self, tracks: Tracks, name: str) -> None:
-        self.layout, self.optimizer, self.parameters = tracks.layout, tracks.optimizer, tracks.parameters
+        self.layout, self.optimizers, self.parameters = tracks.layout, tracks.optimizers, tracks.parameters
         self.spare = tracks.spare
         self._all, self._name = tracks, name
 
@@ -61,7 +61,7 @@ class Moment(Tracks):
         out = self.spare.take(flat)
         parts = zip(self.parameters.values(), self.layout.split(flat), self.layout.split(out), strict=True)
         for parameter, of, to in parts:
-            torch.sub(of, optimizer_state.moment(self.optimizer, parameter, self._name), out=to)
+            torch.sub(of, optimizer_state.moment(self.optimizers, parameter, self._name), out=to)
         return out
 
     def add(self, flat: Tensor, alpha: float = 1.0) -> None:
@@ -111,7 +111,7 @@ class CodedTracks:
         if moment in SECOND_MOMENTS:
             torch.maximum(after, before.mul_(weight), out=after)
         elif moment == FIRST_MOMENT:
-            of_a_step = (optimizer_state.largest_first_moment(tracks.optimizer, p) for p in tracks.parameters.values())
+            of_a_step = (optimizer_state.largest_first_moment(tracks.optimizers, p) for p in tracks.parameters.values())
             most = torch.maximum(tracks.layout.flatten(of_a_step), before.abs_(), out=before)
             torch.minimum(after, most, out=after)
             torch.maximum(after, most.neg_(), out=after)
@@ -171,8 +171,8 @@ def with_codecs(dense: PeriodicAveraging, settings: StrategySettings, seed: int)
         SettingError: the optimizer does not have a track that is named.
     """
     tracks, codecs = dense.tracks, settings.codec or {}
-    have = (PARAMS, *optimizer_state.moment_names(tracks.optimizer))
-    check_has(codecs, have, type(tracks.optimizer).__name__)
+    have = (PARAMS, *optimizer_state.moment_names(tracks.optimizers))
+    check_has(codecs, have, tracks.optimizers.name)
     coded = {}
     for track in have:
         codec = codec_of(codecs, track)

@@ -54,7 +54,7 @@ def _check(settings: StrategySettings) -> None:
 
 def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
     outer = OuterOptimizer(settings.outer_optimizer or "none", settings.outer_lr or 1.0, settings.outer_momentum or 0.0)
-    dense = PeriodicAveraging(tracks, optimizer_state.moment_names(tracks.optimizer), outer)
+    dense = PeriodicAveraging(tracks, optimizer_state.moment_names(tracks.optimizers), outer)
     return with_codecs(dense, settings, seed) if settings.codec else dense
 
 

@@ -15,9 +15,9 @@ def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due
 
 
 def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
-    moments = optimizer_state.moment_names(tracks.optimizer)
+    moments = optimizer_state.moment_names(tracks.optimizers)
     if not moments:
-        name = type(tracks.optimizer).__name__
+        name = tracks.optimizers.name
         raise SettingError(
             "strategy.name", "local_adam", f"needs Adam, AdamW, RAdam, ADOPT or SGD with momentum, got {name}"
         )

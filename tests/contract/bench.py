@@ -44,8 +44,8 @@ class Member:
         mean_square(self.state.model, regression(self.index, self.step)).backward()
 
     def finish_step(self) -> None:
-        self.tracks.optimizer.step()
-        self.tracks.optimizer.zero_grad(set_to_none=True)
+        self.tracks.optimizers.step()
+        self.tracks.optimizers.zero_grad()
         self.step += 1
 
     def snapshot(self) -> str:

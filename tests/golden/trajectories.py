@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ray_lowcomm import strategies
+from ray_lowcomm.core.optimizers import Optimizers
 from tests.contract.cases import CASES, Case
 from tests.contract.fleet import Batch, Job, run, strategy_of
 
@@ -92,7 +93,7 @@ def trajectory(case_id: str) -> dict[str, Any]:
 def _steps(case: Case) -> int:
     """The step at which the sixth round is launched."""
     model = Model()
-    moments = strategies.optimizer_state.moment_names(case.optimizer(model))
+    moments = strategies.optimizer_state.moment_names(Optimizers(case.optimizer(model)))
     schedule = strategies.schedule(strategies.resolve(case.settings), moments, 0, 10_000)
     step = 0
     for _ in range(ROUNDS):

@@ -8,6 +8,7 @@ from ray_lowcomm.core import optimizer_state
 from ray_lowcomm.core.adopt import Adopt
 from ray_lowcomm.core.errors import CheckpointError
 from ray_lowcomm.core.names import trainable_parameters
+from ray_lowcomm.core.optimizers import Optimizers
 
 MAKERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
@@ -41,11 +42,11 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> No
 @pytest.mark.parametrize("name", MAKERS)
 def test_loaded_state_goes_on_bit_identically(name: str) -> None:
     model, optimizer = _trained(name, 3)
-    state = optimizer_state.state_tensors(optimizer, trainable_parameters(model))
+    state = optimizer_state.state_tensors(Optimizers(optimizer), trainable_parameters(model))
     saved = {key: value.clone() for key, value in state.items()}
     other, fresh = _trained(name, 1)  # has some state already
     other.load_state_dict(model.state_dict())
-    optimizer_state.load_state_tensors(fresh, trainable_parameters(other), saved)
+    optimizer_state.load_state_tensors(Optimizers(fresh), trainable_parameters(other), saved)
     for m, o in ((model, optimizer), (other, fresh)):
         _train(m, o, 2)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
@@ -54,8 +55,8 @@ def test_loaded_state_goes_on_bit_identically(name: str) -> None:
 def test_loaded_state_shares_no_memory_with_what_was_loaded() -> None:
     model, optimizer = _trained("adamw", 1)
     names = trainable_parameters(model)
-    saved = {k: v.clone() for k, v in optimizer_state.state_tensors(optimizer, names).items()}
-    optimizer_state.load_state_tensors(optimizer, names, saved)
+    saved = {k: v.clone() for k, v in optimizer_state.state_tensors(Optimizers(optimizer), names).items()}
+    optimizer_state.load_state_tensors(Optimizers(optimizer), names, saved)
     before = saved["weight/exp_avg"].clone()
     _train(model, optimizer, 1)
     assert torch.equal(saved["weight/exp_avg"], before)
@@ -64,9 +65,9 @@ def test_loaded_state_shares_no_memory_with_what_was_loaded() -> None:
 def test_settings_of_the_optimizer_are_left_alone() -> None:
     model, optimizer = _trained("adamw", 1)
     names = trainable_parameters(model)
-    saved = optimizer_state.state_tensors(optimizer, names)
+    saved = optimizer_state.state_tensors(Optimizers(optimizer), names)
     other = torch.optim.AdamW(model.parameters(), lr=0.7)
-    optimizer_state.load_state_tensors(other, names, saved)
+    optimizer_state.load_state_tensors(Optimizers(other), names, saved)
     assert other.param_groups[0]["lr"] == 0.7
 
 
@@ -74,13 +75,13 @@ def test_state_for_a_parameter_that_is_not_there_is_an_error() -> None:
     model, optimizer = _trained("adamw", 1)
     with pytest.raises(CheckpointError, match="'elsewhere'"):
         optimizer_state.load_state_tensors(
-            optimizer, trainable_parameters(model), {"elsewhere/exp_avg": torch.zeros(1)}
+            Optimizers(optimizer), trainable_parameters(model), {"elsewhere/exp_avg": torch.zeros(1)}
         )
 
 
 def test_reset_forgets_moments_and_counts() -> None:
     model, optimizer = _trained("adamw", 3)
-    optimizer_state.reset(optimizer)
+    optimizer_state.reset(Optimizers(optimizer))
     fresh = nn.Linear(3, 2)
     fresh.load_state_dict(model.state_dict())
     twin = MAKERS["adamw"](fresh.parameters())
@@ -91,13 +92,13 @@ def test_reset_forgets_moments_and_counts() -> None:
 
 def test_moment_names_are_known_before_the_first_step_for_known_optimizers() -> None:
     parameters = [nn.Parameter(torch.ones(2))]
-    names = {name: optimizer_state.moment_names(make(parameters)) for name, make in MAKERS.items()}
+    names = {name: optimizer_state.moment_names(Optimizers(make(parameters))) for name, make in MAKERS.items()}
     assert names["sgd"] == ("momentum_buffer",)
     assert names["adamw"] == names["adopt"] == ("exp_avg", "exp_avg_sq")
     assert names["amsgrad"] == ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-    assert optimizer_state.moment_names(torch.optim.SGD(parameters, lr=0.1)) == ()
+    assert optimizer_state.moment_names(Optimizers(torch.optim.SGD(parameters, lr=0.1))) == ()
     _, stepped = _trained("rmsprop", 1)
-    assert set(optimizer_state.moment_names(stepped)) == {"square_avg", "momentum_buffer", "grad_avg"}
+    assert set(optimizer_state.moment_names(Optimizers(stepped))) == {"square_avg", "momentum_buffer", "grad_avg"}
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
@@ -109,7 +110,7 @@ def test_largest_first_moment_makes_a_step_of_the_learning_rate(kind: type) -> N
         optimizer.step()
     # the optimizer shows it: the gradient that leaves both corrected moments as they are
     state = optimizer.state[parameter]
-    state["exp_avg"].copy_(optimizer_state.largest_first_moment(optimizer, parameter))
+    state["exp_avg"].copy_(optimizer_state.largest_first_moment(Optimizers(optimizer), parameter))
     mean, square = state["exp_avg"] / (1 - 0.9**3), state["exp_avg_sq"] / (1 - 0.99**3)
     torch.testing.assert_close(mean, square.sqrt())
     before, parameter.grad = parameter.detach().clone(), mean.clone()
@@ -124,8 +125,8 @@ def test_largest_first_moment_is_infinite_where_there_is_no_such_step() -> None:
         Adopt([parameter]),
         torch.optim.AdamW([parameter]),
     ):
-        assert optimizer_state.largest_first_moment(optimizer, parameter).isinf().all()  # not stepped yet
+        assert optimizer_state.largest_first_moment(Optimizers(optimizer), parameter).isinf().all()  # not stepped yet
     adopt = Adopt([parameter], lr=0.1)
     parameter.grad = torch.ones(2)
     adopt.step()
-    assert optimizer_state.largest_first_moment(adopt, parameter).isinf().all()
+    assert optimizer_state.largest_first_moment(Optimizers(adopt), parameter).isinf().all()

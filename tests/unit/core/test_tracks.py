@@ -207,13 +207,13 @@ def test_moments_are_read_and_written_and_the_optimizer_goes_on_with_them(name: 
         assert not tracks.read(moment).any()  # missing state reads as zeros
     for _ in range(2):
         model(torch.ones(1, 2)).sum().backward()
-        tracks.optimizer.step()
+        tracks.optimizers.step()
     for i, moment in enumerate(moments):
         assert tracks.read(moment).any()
         tracks.write(moment, torch.arange(3.0) + i + 1)
         assert torch.equal(tracks.read(moment), torch.arange(3.0) + i + 1)
     before = tracks.read(PARAMS)
-    tracks.optimizer.step()
+    tracks.optimizers.step()
     assert not torch.equal(tracks.read(PARAMS), before)
 
 
@@ -224,14 +224,14 @@ def test_moments_of_others_reach_a_replica_that_has_not_stepped_that_parameter(n
     tracks = Tracks(model, make(model.parameters()))
     model.weight.grad = torch.ones(1, 2)
     for _ in range(5):
-        tracks.optimizer.step()  # the bias has no state
+        tracks.optimizers.step()  # the bias has no state
     for moment in moments:
         tracks.write(moment, torch.full((3,), 0.25))
         assert tracks.read(moment).tolist() == [0.25] * 3
     model.bias.grad = torch.ones(1)
-    tracks.optimizer.step()
+    tracks.optimizers.step()
     assert torch.isfinite(tracks.read(PARAMS)).all()
-    state = tracks.optimizer.state[model.bias]
+    state = tracks.optimizers.state_of(model.bias)
     if "step" in state:  # bias correction by the common count of steps, not by the state's age
         assert float(state["step"]) == 6
 
@@ -240,7 +240,7 @@ def test_zeros_create_no_state() -> None:
     model = nn.Linear(2, 1)
     tracks = Tracks(model, torch.optim.AdamW(model.parameters()))
     tracks.write("exp_avg", torch.zeros(3))
-    assert not tracks.optimizer.state
+    assert not tracks.optimizers.all[0].state
 
 
 def test_unknown_track_is_named_with_those_that_exist() -> None:

@@ -41,7 +41,7 @@ def test_a_codec_that_loses_nothing_is_dense_desloc(outer: str, optimizer) -> No
     fields = {"outer_optimizer": outer} | ({"exp_avg_period": 10**6} if optimizer is adamw else {})  # that is bounded
     dense, coded = (_case(codec, optimizer, **fields) for codec in ({}, {"default": ALL}))
     fleet, twins = members(coded, 3), members(dense, 3)
-    tracks = ("params", *moment_names(fleet[0].tracks.optimizer))
+    tracks = ("params", *moment_names(fleet[0].tracks.optimizers))
     assert len(tracks) == (2 if optimizer is momentum else 3)
     for _ in range(3):
         play_round(fleet)
@@ -114,7 +114,7 @@ def test_second_moments_are_never_less_than_a_replicas_share_of_the_mean() -> No
 @pytest.mark.parametrize("codec", [{"exp_avg": FEW}, {"exp_avg": ALL}, {"params": FEW}], ids=["few", "all", "dense"])
 def test_a_first_moment_grows_no_further_than_to_a_step_of_the_learning_rate(codec: dict[str, TrackCodec]) -> None:
     fleet = members(_case(codec, exp_avg_sq_period=10**6), 3)
-    beta1, beta2 = fleet[0].tracks.optimizer.param_groups[0]["betas"]
+    beta1, beta2 = fleet[0].tracks.optimizers.param_groups[0]["betas"]
     bounded = 0
     for step in (2, 4, 6):
         before, sent = _play_round(fleet, "exp_avg")
