@@ -40,7 +40,7 @@ class DefaultLoop:
             clip_norm=self.inner.clip_norm,
             evaluate=Evaluation(self.data, self.inner.batch_size, context.device),
             data=sampler,
-            stateful={"data": batches},
+            local_stateful={"data": batches},
             export=lambda trained, folder: export_model(trained, folder, self.config),
         )
         autocast = autocast_of(self.inner, context.device)

@@ -20,8 +20,10 @@ def clean_name(name: str) -> str:
     return ".".join(parts) if parts else name
 
 
-def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+def trainable_parameters(model: nn.Module, *, allow_none: bool = False) -> dict[str, nn.Parameter]:
     """Trainable parameters by clean name, in the model's order; a tied one once, under its first name.
+
+    With `allow_none` there may be none that is trainable.
 
     Raises:
         ModelError: a sharded or complex parameter, two parameters with one clean name, or none that is trainable.
@@ -35,7 +37,7 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         if clean in found:
             raise ModelError(f"two parameters share the name {clean!r} once wrapper prefixes are removed: rename one")
         found[clean] = parameter
-    if not found:
+    if not found and not allow_none:
         raise ModelError("the model has no trainable parameter: nothing to train or to exchange")
     return found
 

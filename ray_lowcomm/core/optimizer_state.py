@@ -1,7 +1,7 @@
-"""The moments of an inner optimizer by name: read, write, reset, save and load.
+"""The moments of the inner optimizers by name: read and write.
 
-Known are torch's Adam family and SGD with momentum, and `ray_lowcomm.core.adopt.Adopt`. Any other optimizer can be
-saved, loaded and handed to a joiner; its moments become tracks once its state exists.
+Known are torch's Adam family and SGD with momentum, and `ray_lowcomm.core.adopt.Adopt`. The moments of any other
+optimizer become tracks once its state exists.
 """
 
 import math
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from ray_lowcomm.core.adopt import Adopt
-from ray_lowcomm.core.errors import CheckpointError
 from ray_lowcomm.core.optimizers import Optimizers
 
 _ADAM_FAMILY = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RAdam, Adopt)
@@ -66,41 +65,6 @@ def largest_first_moment(optimizers: Optimizers, parameter: nn.Parameter) -> Ten
     (beta1, beta2), step = group["betas"], max(1.0, float(state["step"]))
     second: Tensor = state["exp_avg_sq"]
     return second.sqrt().mul_((1 - beta1**step) / math.sqrt(1 - beta2**step))
-
-
-def reset(optimizers: Optimizers) -> None:
-    """Forget all moments and step counts, as if the optimizers had just been made."""
-    for optimizer in optimizers:
-        optimizer.state.clear()
-
-
-def state_tensors(optimizers: Optimizers, names: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The whole state as ``<parameter>/<key>`` -> tensor; plain numbers become 0-d float64 tensors."""
-    out: dict[str, Tensor] = {}
-    for name, parameter in names.items():
-        for key, value in optimizers.state_of(parameter).items():
-            if isinstance(value, Tensor):
-                out[f"{name}/{key}"] = value.detach()
-            elif isinstance(value, (int, float)):
-                out[f"{name}/{key}"] = torch.tensor(float(value), dtype=torch.float64)
-    return out
-
-
-def load_state_tensors(optimizers: Optimizers, names: dict[str, nn.Parameter], tensors: dict[str, Tensor]) -> None:
-    """Replace the state by what `state_tensors` returned. Settings in param_groups (lr, decay) are left as they are.
-
-    Raises:
-        CheckpointError: state for a parameter that this model does not have.
-    """
-    reset(optimizers)
-    for full_name, value in tensors.items():
-        name, _, key = full_name.rpartition("/")
-        if name not in names:
-            raise CheckpointError(f"optimizer state for {name!r}, which this model does not have: same model and code?")
-        parameter = names[name]
-        owner = optimizers.owner(parameter)
-        if owner is not None:
-            owner.state[parameter][key] = _placed(owner, parameter, key, value)
 
 
 def _placed(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str, value: Tensor) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ray_lowcomm.core.digest import tensor_bytes
-from ray_lowcomm.core.errors import PayloadError
+from ray_lowcomm.core.errors import ModelError, PayloadError
 from ray_lowcomm.core.layout import Layout
 from ray_lowcomm.core.names import named_buffers, work_dtype
 from ray_lowcomm.core.payload import Payload, Proposal, Received
@@ -21,15 +21,43 @@ TRACKS = (MEAN, COPY)
 
 
 class BufferSync:
-    """Proposes and applies the buffers of one model, with the same contract as a strategy."""
+    """Proposes and applies the buffers of one model, with the same contract as a strategy.
+
+    Buffers are looked up by name whenever they are used: a model may set a new tensor in the place of one. Which there
+    are, and their shapes and dtypes, stays as it was at first.
+    """
 
     def __init__(self, model: nn.Module, policy: Literal["average", "local", "first"]) -> None:
-        self.policy = policy
-        self.all = named_buffers(model)
-        averaged = {n: b for n, b in self.all.items() if b.dtype.is_floating_point and policy == "average"}
-        copied = {n: b for n, b in self.all.items() if n not in averaged and policy != "local"}
-        self._averaged, self._copied = list(averaged.values()), list(copied.values())
-        self._layout = Layout.of(averaged, work_dtype(self._averaged))
+        self.policy, self._model = policy, model
+        first = named_buffers(model)
+        self._forms = {name: (b.shape, b.dtype) for name, b in first.items()}
+        averaged = {n: b for n, b in first.items() if b.dtype.is_floating_point and policy == "average"}
+        self._averaged = tuple(averaged)
+        self._copied = tuple(n for n in first if n not in averaged and policy != "local")
+        self._layout = Layout.of(averaged, work_dtype(list(averaged.values())))
+
+    @property
+    def all(self) -> dict[str, Tensor]:
+        """The buffers by name, as they are now.
+
+        Raises:
+            ModelError: one is new, gone, or of another shape or dtype than at first.
+        """
+        now = named_buffers(self._model)
+        if now.keys() != self._forms.keys():
+            name = min(now.keys() ^ self._forms.keys())
+            what = "is new" if name in now else "is gone"
+            raise ModelError(
+                f"buffer {name!r} {what} since context.wrap: register all buffers before (None will not do)"
+            )
+        for name, buffer in now.items():
+            if (buffer.shape, buffer.dtype) != self._forms[name]:
+                (shape, dtype), had = self._forms[name], f"{list(buffer.shape)} {buffer.dtype}"
+                raise ModelError(
+                    f"buffer {name!r} is {had}, and was {list(shape)} {dtype} at context.wrap: keep both, or register "
+                    "it with persistent=False if it need be neither shared nor saved"
+                )
+        return now
 
     @property
     def shared(self) -> bool:
@@ -47,9 +75,10 @@ class BufferSync:
 
     def propose(self, op: SyncOp) -> Proposal:
         """Floating buffers as one vector, or the others' bytes."""
+        now = self.all
         if op.track == MEAN:
-            return Proposal(op.id, Payload("mean", self._layout.flatten(self._averaged)))
-        return Proposal(op.id, Payload("first", torch.cat([tensor_bytes(b) for b in self._copied])))
+            return Proposal(op.id, Payload("mean", self._layout.flatten(now[name] for name in self._averaged)))
+        return Proposal(op.id, Payload("first", torch.cat([tensor_bytes(now[name]) for name in self._copied])))
 
     def apply(self, proposal: str, received: Received) -> None:
         """Overwrite the buffers.
@@ -57,13 +86,14 @@ class BufferSync:
         Raises:
             PayloadError: the message has another length than this model's buffers.
         """
+        now = self.all
         if proposal.startswith(f"{MEAN}@"):
-            self._layout.copy_to(received.parts[0], self._averaged)
+            self._layout.copy_to(received.parts[0], [now[name].detach() for name in self._averaged])
             return
-        with torch.no_grad():
-            for buffer, part in zip(self._copied, self._split(received.parts[0]), strict=True):
-                if part.numel():
-                    buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
+        for name, part in zip(self._copied, self._split(received.parts[0]), strict=True):
+            if part.numel():
+                buffer = now[name].detach()
+                buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
 
     def check(self, proposal: str, received: Received) -> None:
         """Raise PayloadError if `apply` would."""
@@ -74,7 +104,8 @@ class BufferSync:
         """Nothing was changed."""
 
     def _split(self, message: Tensor) -> list[Tensor]:
-        sizes = [b.numel() * b.element_size() for b in self._copied]
+        forms = [self._forms[name] for name in self._copied]
+        sizes = [shape.numel() * dtype.itemsize for shape, dtype in forms]
         if message.numel() != sum(sizes):
             raise PayloadError(f"buffers of {message.numel()} bytes received where {sum(sizes)} are due")
         return list(torch.split(message, sizes))
@@ -85,7 +116,7 @@ class BufferSync:
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Set the buffers that are in `state`."""
-        with torch.no_grad():
-            for name, value in state.items():
-                if name in self.all:
-                    self.all[name].copy_(value)
+        now = self.all
+        for name, value in state.items():
+            if name in now:
+                now[name].detach().copy_(value)

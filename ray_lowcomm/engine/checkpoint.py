@@ -20,7 +20,7 @@ from ray_lowcomm.engine.book import RunPlan
 from ray_lowcomm.engine.storage import Storage
 
 SHARED, MANIFEST, FOLDER = "shared.safetensors", "manifest.json", "checkpoints"
-GIVEN = ("optimizer/", "buffers/")  # local state that a joiner starts with
+GIVEN = ("optimizer/", "buffers/", "stateful/")  # local state that a joiner starts with
 UNSHARED = ("parameters/", "masters/", "strategy/residual/", "strategy/own_anchor/")  # what has a mean to be kept
 
 

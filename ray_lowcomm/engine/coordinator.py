@@ -69,6 +69,7 @@ class Coordinator:
             m.Fired: self._fired,
             m.Finished: self._finished,
             m.Failed: self._failed,
+            m.Said: self._said,
         }
         handlers[type(request)](request)
 
@@ -283,6 +284,10 @@ class Coordinator:
     def _failed(self, failed: m.Failed) -> None:
         self.answer(failed.member, m.Noted())
         self.fail(f"replica {failed.member}: {failed.error}", failed.traceback)
+
+    def _said(self, said: m.Said) -> None:
+        self.answer(said.member, m.Noted())
+        self.notice(f"replica {said.member}: {said.text}")
 
     # ---- losses and ends ------------------------------------------------------------------------------------------
 

@@ -74,6 +74,8 @@ def run_member(train: TrainLoop, spec: RunSpec, host: Host, device: torch.device
     context = Context(spec, host, device)
     try:
         train(context)
+        if context.replica is not None:
+            context.replica.settle()
     except (Exception, SystemExit) as error:
         # our own errors say what to do; of others the user needs the way there
         trace = "" if isinstance(error, LowCommError) else traceback.format_exc()

@@ -218,9 +218,17 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class Said:
+    """Something that the user should know of this replica."""
+
+    member: int
+    text: str
+
+
+@dataclass(frozen=True)
 class Noted:
     """Answer to what needs no answer."""
 
 
-Request = Join | Arrival | Vote | Offer | Evaluated | Saved | Fired | Finished | Failed
+Request = Join | Arrival | Vote | Offer | Evaluated | Saved | Fired | Finished | Failed | Said
 Answer = Welcome | Plan | Commit | Reset | Stop | Noted

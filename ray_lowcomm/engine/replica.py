@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ray_lowcomm import strategies
-from ray_lowcomm.core import optimizer_state, randomness
+from ray_lowcomm.core import randomness
 from ray_lowcomm.core.digest import digest_tensors, digest_text
 from ray_lowcomm.core.errors import ExchangeError, FleetError, ModelError, SettingError
 from ray_lowcomm.core.names import model_state, trainable_parameters
@@ -21,11 +21,13 @@ from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.buffers import BufferSync
 from ray_lowcomm.engine.duties import Duties
 from ray_lowcomm.engine.faults import FaultInjector
+from ray_lowcomm.engine.inner_step import InnerStep, Scaler
 from ray_lowcomm.engine.round import Held, Parties, Round, Seat, Work
 from ray_lowcomm.engine.state import ReplicaState, Stateful
 from ray_lowcomm.engine.transport import Channel, Transport
+from ray_lowcomm.engine.watch import Watch, unheld
 
-WORK = "replica.work"  # name in the local state
+WORK, SCALER = "replica.work", "replica.scaler"  # names in the local state, and in what joiners get, too
 
 
 class Positioned(Protocol):
@@ -79,7 +81,12 @@ class Host:
 @dataclass(frozen=True)
 class LoopParts:
     """What a train loop hands over. `schedule` maps the nominal step to a multiplier of each group's learning rate;
-    `evaluate` gives the validation loss of a model; `export` writes the final model into a folder of its own."""
+    `evaluate` gives the validation loss of a model; `export` writes the final model into a folder of its own.
+
+    `stateful` is saved with each replica, and given to those that join; `local_stateful` is saved, and nobody else's.
+    With a `scaler` (torch.amp.GradScaler) the loop calls ``scaler.scale(loss).backward()`` and leaves the rest of the
+    scaler's work to `Replica.step`, which gets the loss itself.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
@@ -89,6 +96,8 @@ class LoopParts:
     data: Positioned | None = None
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
     export: Callable[[nn.Module, str], None] | None = None
+    local_stateful: Mapping[str, Stateful] = field(default_factory=dict)
+    scaler: Scaler | None = None
 
     def __post_init__(self) -> None:
         if self.clip_norm is not None and not self.clip_norm > 0:
@@ -109,12 +118,14 @@ class Replica:
     def __init__(self, spec: RunSpec, host: Host, parts: LoopParts) -> None:
         self._spec, self._host, self._parts = spec, host, parts
         tracks = Tracks(parts.model, parts.optimizer)
-        self._base_lrs = [group["lr"] for group in tracks.optimizers.param_groups]
+        self._watch = Watch(parts.model, tracks)
+        self._inner = InnerStep(tracks, self._watch, parts.clip_norm, parts.schedule, parts.scaler)
         strategy = strategies.build(spec.strategy, tracks, randomness.replica_seed(spec.run.seed, host.member))
         buffers = BufferSync(parts.model, spec.buffers)  # type: ignore[arg-type]  # checked with the settings
         self._work, self._history = Work(), ""
-        stateful = {**parts.stateful, WORK: self._work}
-        self._state = ReplicaState(parts.model, tracks, strategy, buffers, stateful)
+        stateful = dict(parts.stateful) if parts.scaler is None else {**parts.stateful, SCALER: parts.scaler}
+        local = {**parts.local_stateful, WORK: self._work}
+        self._state = ReplicaState(parts.model, tracks, strategy, buffers, stateful, local)
         self._parties = Parties(strategy, buffers, host.channel, host.transport)
         self._duties = Duties(self._state, host.channel, host.transport, spec.directory, host.member)
         moments = strategies.moments_of(tracks)
@@ -123,6 +134,7 @@ class Replica:
         self._injector = FaultInjector(spec.faults, host.member, host.die, self._announce, host.sleep)
         self._agreed_settings = self._settings_to_agree(tracks)
         self._held: Held | None = None
+        self._due: tuple[m.Commit, dict[int, int]] | None = None  # what is to be done, and where the data stand
         self._left = self._planned = self._target = self._apply_at = self._incarnation = 0
         self._leaving = ""
         self.step_number = self.rounds = 0
@@ -135,7 +147,12 @@ class Replica:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are done, or the run was stopped."""
+        """Whether all rounds are done, or the run was stopped.
+
+        What is due after a round (a checkpoint, an evaluation, a state for a joiner) is done here, or in the next
+        `step` if that comes first: by then a loop has stepped its scheduler, and updated its average of the weights.
+        """
+        self.settle()
         return self.stopped is not None or self._left == 0
 
     def step(self, loss: Tensor, tokens: int = 0) -> None:
@@ -148,15 +165,15 @@ class Replica:
             ModelError: `loss` is not a scalar.
             FleetError: the run has ended or cannot go on.
         """
-        if self._left <= 0 or self.stopped is not None:
+        if self.finished:
             raise FleetError("step() after the run has finished: loop with `while not replica.finished`")
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             raise ModelError(f"the loss must be a 0-d tensor (the mean over the batch), got {what}")
         if tokens < 0:
             raise ModelError(f"tokens = {tokens}: must be 0 or more")
-        if not self._trained:
-            self._check_gradients()
+        self._check_loop()
+        self._inner.unscale()
         self._work.add(loss, tokens)
         last = self._left == 1 and not self._leaving
         if self._spec.faults and self._left == (self._planned + 1) // 2:
@@ -165,18 +182,33 @@ class Replica:
         early = last and self._ops(at)[0].point == "after_backward"
         if early and not self._synchronise(at):
             return
-        self._optimizer_step()
+        self._inner.take(self.step_number)
         self._left -= 1
         self.step_number = at
         if last and not early and not self._synchronise(at):
             return
         if self._held is not None and self.step_number >= self._apply_at:
             self._finish_round(self._held.commit)
+        if not self._trained:
+            self._state.optimizer.check()
+            self._trained = True
+        self._watch.mark()
 
-    def _check_gradients(self) -> None:
-        if all(p.grad is None for p in self._state.tracks.parameters.values()):
+    def settle(self) -> None:
+        """Do what is due after a round; see `finished`."""
+        if self._due is not None:
+            (commit, positions), self._due = self._due, None
+            self._do_duties(commit, positions)
+            self._watch.mark()
+        if self.stopped is not None or self._left == 0:
+            self._watch.close()
+
+    def _check_loop(self) -> None:
+        said = self._watch.check(self.step_number)
+        if said:
+            self._host.channel.request(m.Said(self._host.member, said))
+        if not self._trained and all(p.grad is None for p in self._state.tracks.parameters.values()):
             raise ModelError("no parameter of the model has a gradient: call loss.backward() before replica.step(loss)")
-        self._trained = True
 
     @property
     def digest(self) -> str | None:
@@ -205,17 +237,6 @@ class Replica:
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
-    def _optimizer_step(self) -> None:
-        parts, optimizers = self._parts, self._state.tracks.optimizers
-        if parts.clip_norm is not None:
-            nn.utils.clip_grad_norm_(parts.model.parameters(), parts.clip_norm)
-        if parts.schedule is not None:
-            factor = parts.schedule(self.step_number)
-            for group, base in zip(optimizers.param_groups, self._base_lrs, strict=True):
-                group["lr"] = base * factor
-        optimizers.step()
-        optimizers.zero_grad()
-
     def _ops(self, step: int) -> tuple[SyncOp, ...]:
         """The strategy's ops at `step`, and with them those of the buffers."""
         ops = self._schedule.ops(step)
@@ -225,6 +246,7 @@ class Replica:
 
     def _synchronise(self, step: int) -> bool:
         """Run the round that ends at `step`; False: this replica was given up and has joined again, or must stop."""
+        self._watch.check_layout()
         seat = Seat(self._host.member, self._incarnation, self.rounds, self._history)
         run = Round(self._parties, seat, lambda phase: self._injector.at(phase, self.rounds + 1, self._parts.model))
         ops = self._ops(step)
@@ -233,7 +255,7 @@ class Replica:
             self.stopped = outcome.reason
             return False
         if isinstance(outcome, m.Reset):
-            self._state.tracks.optimizers.zero_grad()
+            self._inner.drop()
             self._enter(outcome.reason)
             return False
         self._held, self._history = outcome, run.committed
@@ -262,15 +284,21 @@ class Replica:
         self._work.outer_s += time.perf_counter() - began
         synced = any(op.track == PARAMS for op, _, _ in held.results)
         if synced and self._spec.state_on_sync == "reset":
-            optimizer_state.reset(self._state.tracks.optimizers)
+            self._state.optimizer.reset()
 
     def _finish_round(self, commit: m.Commit) -> None:
-        """What is due at the end of a round, after everything of it has been applied."""
+        """Everything of a round is applied; what is due then waits for the loop to come back."""
         held, self._held = self._held, None
-        began = time.perf_counter()
         if held is not None and any(op.apply > op.launch for op, _, _ in held.results):
+            began = time.perf_counter()
             self._apply(held)
-        duties, parts = self._duties, self._parts
+            self._work.since += time.perf_counter() - began
+        self._due = commit, self._positions()
+        if commit.leave:
+            self.stopped = commit.leave
+
+    def _do_duties(self, commit: m.Commit, positions: dict[int, int]) -> None:
+        duties, parts, began = self._duties, self._parts, time.perf_counter()
         if commit.serve:
             duties.serve(commit.round, commit.serve)
         if commit.evaluate:
@@ -278,16 +306,14 @@ class Replica:
         if commit.export is not None:
             duties.export(commit.export, parts.export)
         if commit.checkpoint is not None:
-            duties.save(commit.round, commit.checkpoint, commit.write_shared, self._positions())
-        if commit.leave:
-            self.stopped = commit.leave
+            duties.save(commit.round, commit.checkpoint, commit.write_shared, positions)
         self._work.since += time.perf_counter() - began  # duties are no compute
 
     # ---- coming and going -----------------------------------------------------------------------------------------
 
     def _enter(self, reason: str) -> None:
         """Join the fleet and take over its state; the work done since the last commit is given up and counted."""
-        self._held = None
+        self._held = self._due = None
         while True:
             answer = self._host.channel.request(self._join(reason))
             if isinstance(answer, m.Stop):
@@ -305,6 +331,7 @@ class Replica:
             self._duties.serve(answer.round, answer.serve)
         if answer.evaluate:
             self._duties.evaluate(answer.round, self._parts.evaluate)
+        self._watch.mark()
         self._work.since = time.perf_counter()
 
     def _join(self, reason: str) -> m.Join:
@@ -314,10 +341,15 @@ class Replica:
             config=self._agreed_settings,
             moments=self._moments,
             endpoint=self._host.transport.endpoint,
-            remarks=strategies.remarks(self._parties.strategy, self._spec.strategy, self._spec.steps),
+            remarks=self._remarks(),
             steps_lost=self._work.steps,
             reason=reason,
         )
+
+    def _remarks(self) -> tuple[str, ...]:
+        left = unheld(self._state.tracks)
+        of_strategy = strategies.remarks(self._parties.strategy, self._spec.strategy, self._spec.steps)
+        return of_strategy + ((left,) if left else ())
 
     def _whole_digest(self) -> str:
         """Of all that must be alike where replicas begin: at the start, but also after all of them were lost."""

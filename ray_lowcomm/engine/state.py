@@ -1,6 +1,5 @@
 """A replica's state as named tensors: what is shared, what is its own, what a joiner gets."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -8,18 +7,20 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ray_lowcomm.core import optimizer_state, randomness
-from ray_lowcomm.core.errors import CheckpointError
+from ray_lowcomm.core import randomness
+from ray_lowcomm.core.errors import CheckpointError, ModelError
+from ray_lowcomm.core.nested import copied, pack, packed_names, unpack
+from ray_lowcomm.core.optimizer_saving import PACKED, OptimizerState
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.engine.buffers import BufferSync
 from ray_lowcomm.strategies.contract import State, Strategy
 
 STRATEGY, BUFFERS, OPTIMIZER, PARAMETERS = "strategy/", "buffers/", "optimizer/", "parameters/"
-MASTERS, RANDOM, STATEFUL = "masters/", "random/", "stateful/"
+MASTERS, RANDOM, STATEFUL, LOCAL = "masters/", "random/", "stateful/", "local_stateful/"
 
 
 class Stateful(Protocol):
-    """Anything that a user wants saved with a replica; its state must be JSON."""
+    """Anything that a user wants saved with a replica; its state must be plain (`ray_lowcomm.core.nested`)."""
 
     def state_dict(self) -> dict[str, Any]:
         """What is to be saved."""
@@ -31,13 +32,22 @@ class Stateful(Protocol):
 
 @dataclass
 class ReplicaState:
-    """Collects and restores the state of one replica."""
+    """Collects and restores the state of one replica.
+
+    `stateful` is saved with each replica and given to those that join (a learning rate scheduler, a moving average of
+    the weights), `local_stateful` is a replica's alone (where it is in its data).
+    """
 
     model: nn.Module
     tracks: Tracks
     strategy: Strategy
     buffers: BufferSync
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
+    local_stateful: Mapping[str, Stateful] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.optimizer = OptimizerState(self.model, self.tracks.optimizers)
+        self._taken(STATEFUL, self.stateful)  # what cannot be saved is said now
 
     def shared(self) -> State:
         """What all replicas have alike: saved once."""
@@ -51,14 +61,14 @@ class ReplicaState:
         state = _prefixed(STRATEGY, self.strategy.local_state()) | _prefixed(RANDOM, randomness.random_state())
         if not self.buffers.shared:
             state |= _prefixed(BUFFERS, self.buffers.state())
-        for name, thing in self.stateful.items():
-            state[STATEFUL + name] = _json_tensor(name, thing.state_dict())
+        state |= self._taken(STATEFUL, self.stateful) | self._taken(LOCAL, self.local_stateful)
         return state if self.strategy.replicated else state | self._own()
 
     def for_joiner(self) -> State:
-        """Shared state, and the inner optimizer's for a start that is not cold. Copies: training goes on meanwhile."""
+        """Shared state, the inner optimizer's for a start that is not cold, and `stateful`. Copies: training goes on
+        meanwhile."""
         state = self.shared() | _prefixed(BUFFERS, self.buffers.state())
-        state |= _prefixed(OPTIMIZER, optimizer_state.state_tensors(self.tracks.optimizers, self.tracks.parameters))
+        state |= _prefixed(OPTIMIZER, self.optimizer.tensors()) | self._taken(STATEFUL, self.stateful)
         return {name: value.detach().cpu().clone() for name, value in state.items()}
 
     def load_as_joiner(self, state: Mapping[str, Tensor]) -> None:
@@ -66,6 +76,7 @@ class ReplicaState:
         self._load_optimizer(state)
         self.buffers.load(_part(state, BUFFERS))
         self.strategy.load(_part(state, STRATEGY), None)
+        self._give(STATEFUL, self.stateful, state)
 
     def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> None:
         """Go on exactly where `shared` and `local` were taken."""
@@ -74,16 +85,28 @@ class ReplicaState:
         self._load_parameters(own)
         self._load_optimizer(own)
         self.buffers.load(_part(shared if self.buffers.shared else local, BUFFERS))
-        for name, thing in self.stateful.items():
-            if STATEFUL + name in local:
-                thing.load_state_dict(json.loads(bytes(local[STATEFUL + name].tolist())))
+        self._give(STATEFUL, self.stateful, local)
+        self._give(LOCAL, self.local_stateful, local)
         randomness.set_random_state(_part(local, RANDOM))
 
     def _own(self) -> State:
         parameters = {name: p.detach() for name, p in self.tracks.parameters.items()}
-        moments = optimizer_state.state_tensors(self.tracks.optimizers, self.tracks.parameters)
-        masters = self.tracks.masters()
-        return _prefixed(PARAMETERS, parameters) | _prefixed(OPTIMIZER, moments) | _prefixed(MASTERS, masters)
+        optimizer, masters = self.optimizer.tensors(), self.tracks.masters()
+        return _prefixed(PARAMETERS, parameters) | _prefixed(OPTIMIZER, optimizer) | _prefixed(MASTERS, masters)
+
+    def _taken(self, prefix: str, things: Mapping[str, Stateful]) -> State:
+        state: State = {}
+        for name, thing in things.items():
+            try:
+                state |= pack(thing.state_dict(), prefix + name)
+            except CheckpointError as error:
+                raise ModelError(f"stateful {name!r}: {error}") from error
+        return state
+
+    def _give(self, prefix: str, things: Mapping[str, Stateful], state: Mapping[str, Tensor]) -> None:
+        for name, thing in things.items():
+            if packed_names(state, prefix + name):
+                thing.load_state_dict(copied(unpack(state, prefix + name)))
 
     def _load_parameters(self, state: Mapping[str, Tensor]) -> None:
         saved = _part(state, PARAMETERS)
@@ -96,8 +119,11 @@ class ReplicaState:
         self.tracks.load_masters(_part(state, MASTERS))
 
     def _load_optimizer(self, state: Mapping[str, Tensor]) -> None:
-        moments = _part(state, OPTIMIZER)
-        optimizer_state.load_state_tensors(self.tracks.optimizers, self.tracks.parameters, moments)
+        saved = _part(state, OPTIMIZER)
+        if PACKED in saved:
+            self.optimizer.load(saved)
+        else:
+            self.optimizer.reset()
 
 
 class SharedParameters:
@@ -134,13 +160,3 @@ def _prefixed(prefix: str, state: Mapping[str, Tensor]) -> State:
 
 def _part(state: Mapping[str, Tensor], prefix: str) -> State:
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-
-
-def _json_tensor(name: str, value: dict[str, Any]) -> Tensor:
-    try:
-        text = json.dumps(value)
-    except TypeError as error:
-        raise CheckpointError(
-            f"stateful {name!r}: its state_dict is not JSON ({error}): return numbers, texts, lists"
-        ) from error
-    return torch.tensor(list(text.encode()), dtype=torch.uint8)

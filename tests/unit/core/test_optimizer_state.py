@@ -1,4 +1,4 @@
-"""The inner optimizer's state by name: saved, loaded, reset."""
+"""The moments of an inner optimizer by name."""
 
 import pytest
 import torch
@@ -6,8 +6,6 @@ from torch import nn
 
 from ray_lowcomm.core import optimizer_state
 from ray_lowcomm.core.adopt import Adopt
-from ray_lowcomm.core.errors import CheckpointError
-from ray_lowcomm.core.names import trainable_parameters
 from ray_lowcomm.core.optimizers import Optimizers
 
 MAKERS = {
@@ -37,57 +35,6 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> No
         optimizer.zero_grad()
         model(torch.ones(1, 3) * (i + 1)).square().sum().backward()
         optimizer.step()
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_loaded_state_goes_on_bit_identically(name: str) -> None:
-    model, optimizer = _trained(name, 3)
-    state = optimizer_state.state_tensors(Optimizers(optimizer), trainable_parameters(model))
-    saved = {key: value.clone() for key, value in state.items()}
-    other, fresh = _trained(name, 1)  # has some state already
-    other.load_state_dict(model.state_dict())
-    optimizer_state.load_state_tensors(Optimizers(fresh), trainable_parameters(other), saved)
-    for m, o in ((model, optimizer), (other, fresh)):
-        _train(m, o, 2)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-
-
-def test_loaded_state_shares_no_memory_with_what_was_loaded() -> None:
-    model, optimizer = _trained("adamw", 1)
-    names = trainable_parameters(model)
-    saved = {k: v.clone() for k, v in optimizer_state.state_tensors(Optimizers(optimizer), names).items()}
-    optimizer_state.load_state_tensors(Optimizers(optimizer), names, saved)
-    before = saved["weight/exp_avg"].clone()
-    _train(model, optimizer, 1)
-    assert torch.equal(saved["weight/exp_avg"], before)
-
-
-def test_settings_of_the_optimizer_are_left_alone() -> None:
-    model, optimizer = _trained("adamw", 1)
-    names = trainable_parameters(model)
-    saved = optimizer_state.state_tensors(Optimizers(optimizer), names)
-    other = torch.optim.AdamW(model.parameters(), lr=0.7)
-    optimizer_state.load_state_tensors(Optimizers(other), names, saved)
-    assert other.param_groups[0]["lr"] == 0.7
-
-
-def test_state_for_a_parameter_that_is_not_there_is_an_error() -> None:
-    model, optimizer = _trained("adamw", 1)
-    with pytest.raises(CheckpointError, match="'elsewhere'"):
-        optimizer_state.load_state_tensors(
-            Optimizers(optimizer), trainable_parameters(model), {"elsewhere/exp_avg": torch.zeros(1)}
-        )
-
-
-def test_reset_forgets_moments_and_counts() -> None:
-    model, optimizer = _trained("adamw", 3)
-    optimizer_state.reset(Optimizers(optimizer))
-    fresh = nn.Linear(3, 2)
-    fresh.load_state_dict(model.state_dict())
-    twin = MAKERS["adamw"](fresh.parameters())
-    _train(model, optimizer, 2)
-    _train(fresh, twin, 2)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
 
 
 def test_moment_names_are_known_before_the_first_step_for_known_optimizers() -> None:

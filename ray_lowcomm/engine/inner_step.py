@@ -1,0 +1,73 @@
+"""The optimizer step of a replica: gradients clipped, learning rates set, all optimizers stepped, gradients dropped."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import nn
+
+from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.engine.watch import Watch
+
+
+class Scaler(Protocol):
+    """torch.amp.GradScaler, as far as it is used here."""
+
+    def unscale_(self, optimizer: Any) -> None:
+        """Divide the gradients by the scale, and note whether they are finite."""
+
+    def update(self) -> None:
+        """Raise or lower the scale by what was noted."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is to be saved."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any:
+        """Take over what `state_dict` returned."""
+
+
+class InnerStep:
+    """Steps the optimizers of one replica. Clipped is what they hold; dropped are the gradients of all parameters, so
+    that none pile up where nobody steps them.
+
+    `schedule` maps the nominal step to a multiplier of each group's learning rate at the time this is made.
+    """
+
+    def __init__(
+        self,
+        tracks: Tracks,
+        watch: Watch,
+        clip_norm: float | None,
+        schedule: Callable[[int], float] | None,
+        scaler: Scaler | None,
+    ) -> None:
+        self._optimizers, self._watch = tracks.optimizers, watch
+        held = set(map(id, tracks.optimizers.parameters))
+        self._all = list(tracks.parameters.values())
+        self._clipped = [p for p in self._all if id(p) in held]
+        self._clip_norm, self._schedule, self._scaler = clip_norm, schedule, scaler
+        self._base_lrs = [group["lr"] for group in tracks.optimizers.param_groups]
+
+    def unscale(self) -> None:
+        """After backward: gradients as they would be without a scaler."""
+        if self._scaler is not None:
+            for optimizer in self._optimizers:
+                self._scaler.unscale_(optimizer)
+
+    def take(self, step: int) -> None:
+        """The inner step after `step` nominal ones."""
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._clipped, self._clip_norm)
+        if self._schedule is not None:
+            factor = self._schedule(step)
+            for group, base in zip(self._optimizers.param_groups, self._base_lrs, strict=True):
+                group["lr"] = base * factor
+        self._watch.step()
+        self.drop()
+
+    def drop(self) -> None:
+        """Drop all gradients; the scale follows what `unscale` has noted."""
+        for parameter in self._all:
+            parameter.grad = None
+        if self._scaler is not None:
+            self._scaler.update()
