@@ -17,6 +17,7 @@ from ray_lowcomm.core.optimizers import Optimizers
 from ray_lowcomm.core.schedule import Schedule, SyncOp
 from ray_lowcomm.core.settings import CheckpointSettings, Fault, FleetSettings, RunSettings, StrategySettings
 from ray_lowcomm.core.tracks import PARAMS, Tracks
+from ray_lowcomm.core.weights import copy_into
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.buffers import BufferSync
 from ray_lowcomm.engine.duties import Duties
@@ -141,7 +142,9 @@ class Replica:
         self.members: tuple[int, ...] = ()
         self._trained = False
         self.stopped: str | None = None
+        self._began_anew = False  # inside of the step that the loop is in
         self._enter("")
+        self._state.forget()
 
     # ---- what a train loop uses ----------------------------------------------------------------------------------
 
@@ -195,7 +198,10 @@ class Replica:
         self._watch.mark()
 
     def settle(self) -> None:
-        """Do what is due after a round; see `finished`."""
+        """Do what waits for the end of a loop's turn; see `finished`."""
+        if self._began_anew:
+            self._began_anew = False
+            self._state.load_again()
         if self._due is not None:
             (commit, positions), self._due = self._due, None
             self._do_duties(commit, positions)
@@ -203,10 +209,31 @@ class Replica:
         if self.stopped is not None or self._left == 0:
             self._watch.close()
 
+    def load_weights(self, state: Mapping[str, Tensor]) -> bool:
+        """Start from these weights and buffers, a state_dict of the model: all replicas alike, before the first step.
+
+        In a run that goes on, and in a replica that joins, nothing is loaded: what they have is newer. Returns whether
+        it was.
+
+        Raises:
+            ModelError: it does not fit the model, or it is too late; nothing was changed.
+        """
+        if self._trained:
+            raise ModelError("load_weights is for before the first step: later the fleet goes on from what it shares")
+        if self.step_number > 0:
+            return False
+        for text in copy_into(self._parts.model, state, "the state given to load_weights"):
+            self._say(text)
+        self._state.share_parameters()
+        self._watch.mark()
+        return True
+
+    def _say(self, text: str) -> None:
+        self._host.channel.request(m.Said(self._host.member, text))
+
     def _check_loop(self) -> None:
-        said = self._watch.check(self.step_number)
-        if said:
-            self._host.channel.request(m.Said(self._host.member, said))
+        if said := self._watch.check(self.step_number):
+            self._say(said)
         if not self._trained and all(p.grad is None for p in self._state.tracks.parameters.values()):
             raise ModelError("no parameter of the model has a gradient: call loss.backward() before replica.step(loss)")
 
@@ -257,6 +284,7 @@ class Replica:
         if isinstance(outcome, m.Reset):
             self._inner.drop()
             self._enter(outcome.reason)
+            self._began_anew = True
             return False
         self._held, self._history = outcome, run.committed
         self.members = outcome.results[0][2].members

@@ -13,6 +13,7 @@ from ray_lowcomm.core.nested import copied, pack, packed_names, unpack
 from ray_lowcomm.core.optimizer_saving import PACKED, OptimizerState
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.engine.buffers import BufferSync
+from ray_lowcomm.strategies.anchor import ANCHOR
 from ray_lowcomm.strategies.contract import State, Strategy
 
 STRATEGY, BUFFERS, OPTIMIZER, PARAMETERS = "strategy/", "buffers/", "optimizer/", "parameters/"
@@ -47,6 +48,7 @@ class ReplicaState:
 
     def __post_init__(self) -> None:
         self.optimizer = OptimizerState(self.model, self.tracks.optimizers)
+        self._handed: State = {}  # what was loaded last of optimizer and `stateful`
         self._taken(STATEFUL, self.stateful)  # what cannot be saved is said now
 
     def shared(self) -> State:
@@ -77,6 +79,23 @@ class ReplicaState:
         self.buffers.load(_part(state, BUFFERS))
         self.strategy.load(_part(state, STRATEGY), None)
         self._give(STATEFUL, self.stateful, state)
+        self._handed = {name: value for name, value in state.items() if name.startswith((OPTIMIZER, STATEFUL))}
+
+    def load_again(self) -> None:
+        """Take over once more what was loaded last of optimizer and `stateful`: where a replica begins anew inside of a
+        step, its loop still steps its scheduler, and updates its averages, for the step that was given up."""
+        self._load_optimizer(self._handed)
+        self._give(STATEFUL, self.stateful, self._handed)
+        self.forget()
+
+    def forget(self) -> None:
+        """There is no need for `load_again`."""
+        self._handed = {}
+
+    def share_parameters(self) -> None:
+        """The parameters, as they are now, are the shared ones, and nothing is unshared."""
+        values = self.tracks.layout.flatten(self.tracks.parameters.values())
+        self.strategy.load(self.strategy.shared_state() | self.tracks.layout.named(values, ANCHOR), None)
 
     def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> None:
         """Go on exactly where `shared` and `local` were taken."""
@@ -87,6 +106,9 @@ class ReplicaState:
         self.buffers.load(_part(shared if self.buffers.shared else local, BUFFERS))
         self._give(STATEFUL, self.stateful, local)
         self._give(LOCAL, self.local_stateful, local)
+        self._handed = {
+            name: value for name, value in {**own, **local}.items() if name.startswith((OPTIMIZER, STATEFUL))
+        }
         randomness.set_random_state(_part(local, RANDOM))
 
     def _own(self) -> State:
