@@ -45,11 +45,6 @@ def unpack(tensors: Mapping[str, Tensor], name: str) -> Any:
         raise CheckpointError(f"saved state {name!r} is missing or damaged: {type(error).__name__}: {error}") from error
 
 
-def packed_names(tensors: Mapping[str, Tensor], name: str) -> list[str]:
-    """The names among `tensors` that belong to what was packed as `name`."""
-    return [key for key in tensors if key == name or key.startswith(f"{name}/")]
-
-
 def _packed(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value if type(value) in (type(None), bool, int, float, str) else _base(value)

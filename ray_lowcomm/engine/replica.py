@@ -355,6 +355,9 @@ class Replica:
                 break
             except ExchangeError as error:
                 reason = f"the state offered could not be fetched: {error}"
+        notes, self._state.notes = self._state.notes, []
+        for text in notes:
+            self._say(text)
         if answer.serve:
             self._duties.serve(answer.round, answer.serve)
         if answer.evaluate:

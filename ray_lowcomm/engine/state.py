@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ray_lowcomm.core import randomness
 from ray_lowcomm.core.errors import CheckpointError, ModelError
-from ray_lowcomm.core.nested import copied, pack, packed_names, unpack
+from ray_lowcomm.core.nested import copied, pack, unpack
 from ray_lowcomm.core.optimizer_saving import PACKED, OptimizerState
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.engine.buffers import BufferSync
@@ -49,6 +49,7 @@ class ReplicaState:
     def __post_init__(self) -> None:
         self.optimizer = OptimizerState(self.model, self.tracks.optimizers)
         self._handed: State = {}  # what was loaded last of optimizer and `stateful`
+        self.notes: list[str] = []  # what the user should know of what was loaded; whoever says it clears it
         self._taken(STATEFUL, self.stateful)  # what cannot be saved is said now
 
     def shared(self) -> State:
@@ -86,6 +87,7 @@ class ReplicaState:
         step, its loop still steps its scheduler, and updates its averages, for the step that was given up."""
         self._load_optimizer(self._handed)
         self._give(STATEFUL, self.stateful, self._handed)
+        self.notes.clear()  # they are known from the first time
         self.forget()
 
     def forget(self) -> None:
@@ -119,6 +121,8 @@ class ReplicaState:
     def _taken(self, prefix: str, things: Mapping[str, Stateful]) -> State:
         state: State = {}
         for name, thing in things.items():
+            if "/" in name:
+                raise ModelError(f"stateful {name!r}: a name has no '/'")
             try:
                 state |= pack(thing.state_dict(), prefix + name)
             except CheckpointError as error:
@@ -126,9 +130,14 @@ class ReplicaState:
         return state
 
     def _give(self, prefix: str, things: Mapping[str, Stateful], state: Mapping[str, Tensor]) -> None:
+        saved = {name for name in _part(state, prefix) if "/" not in name}
         for name, thing in things.items():
-            if packed_names(state, prefix + name):
+            if name in saved:
                 thing.load_state_dict(copied(unpack(state, prefix + name)))
+            elif state:
+                self.notes.append(f"stateful {name!r} begins anew: what was saved has no such thing")
+        for name in sorted(saved - things.keys()):
+            self.notes.append(f"stateful {name!r} was saved, and context.wrap was given none of that name: it is lost")
 
     def _load_parameters(self, state: Mapping[str, Tensor]) -> None:
         saved = _part(state, PARAMETERS)

@@ -114,6 +114,28 @@ def test_stateful_that_cannot_be_saved_is_refused_at_wrap(tmp_path):
     assert "stateful 'thing': stateful/thing/hook is a builtin_function_or_method, which cannot be saved" in failure
 
 
+def test_what_is_saved_or_given_on_one_side_only_is_said(tmp_path):
+    def with_stateful(*names):
+        def loop(context, outcome):
+            model = outcome.models[context.index] = net()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            replica = context.wrap(model, optimizer, stateful={name: Ema(model) for name in names})
+            while not replica.finished:
+                loss = loss_of(model, 0, replica.step_number)
+                loss.backward()
+                replica.step(loss)
+
+        return loop
+
+    _run(with_stateful("ema", "old"), tmp_path, replicas=1, go={"kill_after": 2})
+    said = _run(with_stateful("ema", "new"), tmp_path, replicas=1, go={"resume": True}).said("notice")
+    assert "replica 0: stateful 'new' begins anew: what was saved has no such thing" in said
+    assert "replica 0: stateful 'old' was saved, and context.wrap was given none of that name: it is lost" in said
+    assert not any("'ema'" in text for text in said)
+    failure = _run(with_stateful("a/b"), tmp_path / "c", replicas=1).failure
+    assert "stateful 'a/b': a name has no '/'" in failure
+
+
 def test_two_optimizers_are_stepped_and_come_back(tmp_path):
     def loop(context, outcome):
         model = outcome.models[context.index] = net()
