@@ -1,7 +1,10 @@
-"""Validation loss of a saved model: ``python -m jobs.evaluate CHECKPOINT [--SECTION.FIELD VALUE …]``.
+"""Validation loss of a saved model.
 
-CHECKPOINT is a run's ``model/`` folder, one of its ``checkpoints/round_…`` folders, or the run's folder (its model).
-Settings are those of the run (its ``config.yaml``) unless given here.
+    python -m jobs.evaluate CHECKPOINT [--SECTION.FIELD VALUE …]
+
+CHECKPOINT is a run's ``model/`` folder, one of its ``checkpoints/round_…``
+folders, or the run's folder (its model). Settings are those of the run (its
+``config.yaml``) unless given here; ``--help data model`` lists the fields.
 """
 
 import sys
@@ -14,6 +17,7 @@ from torch import nn
 from jobs._main import run_main
 from jobs._saved import check_kind
 from ray_lowcomm.config import ConfigError, TrainConfig, load_config
+from ray_lowcomm.config_screen import help_text
 from ray_lowcomm.core.errors import CheckpointError
 
 
@@ -21,7 +25,7 @@ def main(argv: Sequence[str]) -> None:
     """Print the validation loss."""
     if not argv or argv[0].startswith("-"):
         if argv and argv[0] in ("-h", "--help"):
-            print(__doc__)
+            print(help_text(TrainConfig, argv[1:]) if argv[1:] else __doc__, end="")
             return
         raise ConfigError("which model? python -m jobs.evaluate CHECKPOINT: a model/ or checkpoints/round_… folder")
     folder = Path(argv[0])

@@ -3,8 +3,8 @@
     python -m jobs.train [--config FILE.yaml] [--SECTION.FIELD VALUE …]
 
 With no argument at all: a byte-level GPT on the source code of Python's standard library, 2 replicas, top-k DiLoCo,
-about a minute on two cores. ``--help`` lists all fields, ``--dry-run`` says what the run would do and cost. With
-``--run.resume`` what is not given is as the run of that name had it.
+about a minute on two cores. ``--help`` is an overview, ``--help SECTION`` lists fields, ``--dry-run`` says what the run
+would do and cost. With ``--run.resume`` what is not given is as the run of that name had it.
 """
 
 from collections.abc import Sequence

@@ -2,9 +2,9 @@
 
     python -m jobs.tune --space NAME [--num-samples N] [--SECTION.FIELD VALUE …]
 
-All fields of jobs.train are the base of the trials. ``--help`` lists them and those of the sweep; a space that does not
-exist lists those that do. Results go to ``<run.output_dir>/<run.name>/``: ``trials.parquet``, ``best.yaml`` (for
-``jobs.train --config``), ``report.html``, and a run folder for each trial.
+All fields of jobs.train are the base of the trials. ``--help SECTION`` lists them, ``--help options`` the sweep's;
+a space that does not exist lists those that do. Results go to ``<run.output_dir>/<run.name>/``: ``trials.parquet``,
+``best.yaml`` (for ``jobs.train --config``), ``report.html``, and a run folder for each trial.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,18 @@ import tune_spaces
 from jobs._main import leave, run_main
 from jobs._paths import settled
 from ray_lowcomm.config import load_config
+from ray_lowcomm.config_screen import Command
 from ray_lowcomm.tuning.settings import SweepConfig, named
 from ray_lowcomm.tuning.sweep_folder import saved_config
+
+COMMAND = Command(
+    "python -m jobs.tune",
+    (
+        ("python -m jobs.tune --space topk_diloco --num-samples 8", ""),
+        ("python -m jobs.tune --space budget --budget.step_s 0.8", "what a link carries"),
+        ("python -m jobs.tune --space topk_diloco --resume", "finish it"),
+    ),
+)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -28,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
 
 def load_sweep(argv: Sequence[str]) -> SweepConfig:
     """The sweep's configuration; a resumed one is told again what it was told when it was begun."""
-    config = settled(named(load_config(argv, SweepConfig)))
+    config = settled(named(load_config(argv, SweepConfig, command=COMMAND)))
     saved = saved_config(config.run) if config.resume else None
     return config if saved is None else settled(named(load_config(["--config", str(saved), *argv], SweepConfig)))
 

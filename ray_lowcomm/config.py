@@ -15,7 +15,8 @@ from typing import Any, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ray_lowcomm.config_help import help_text, problem_lines, problems_of
+from ray_lowcomm.config_help import problem_lines, problems_of
+from ray_lowcomm.config_screen import TRAIN, Command, help_of
 from ray_lowcomm.config_sources import Source, merge, read_arguments, read_environment, read_yaml
 from ray_lowcomm.core.errors import LowCommError, SettingError
 from ray_lowcomm.core.settings import (
@@ -90,16 +91,19 @@ def load_config(
     cls: type[C] = TrainConfig,  # type: ignore[assignment]  # a default cannot be narrower than the bound
     environment: Mapping[str, str] = os.environ,
     base: Callable[[Mapping[str, Any]], str | None] = lambda given: None,
+    command: Command = TRAIN,
 ) -> C:
     """Reads and checks a configuration; `argv` is without the program's name.
 
     `base` may name, from all that is given, unchecked, a YAML file (path or URI) whose values stand where none are.
-    ``--help`` prints all fields and raises ``SystemExit(0)``. Raises `ConfigError` for anything that is wrong.
+    ``--help`` prints one screen about `command`, ``--help SECTION …`` the fields of sections; both raise
+    ``SystemExit(0)``. Raises `ConfigError` for anything that is wrong.
     """
-    if "--help" in argv or "-h" in argv:
-        print(help_text(cls), end="")
-        raise SystemExit(0)
     try:
+        said = help_of(argv, cls, command)
+        if said is not None:
+            print(said, end="")
+            raise SystemExit(0)
         arguments, files = read_arguments(argv, cls)
         given = [*map(read_yaml, files), *read_environment(environment, cls), arguments]
         first = base(_merged(given, cls))

@@ -1,8 +1,6 @@
-"""What a user reads about settings: ``--help`` and the lines that say what is wrong with a configuration."""
+"""What settings mean, in words, and the lines that say what is wrong with a configuration."""
 
-import dataclasses
 import difflib
-import inspect
 import reprlib
 from collections.abc import Iterator, Sequence
 from types import NoneType
@@ -10,9 +8,6 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from ray_lowcomm.config_sources import Source, alternatives, members, type_at
 from ray_lowcomm.core.errors import SettingError
@@ -125,51 +120,6 @@ def describe(kind: Any) -> str:
         else:
             words.append(f"a section with {', '.join(members(option) or {})}")
     return " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
-
-
-def help_text(cls: type[BaseModel]) -> str:
-    """All settings of `cls`, a table a section: field, type, default, meaning."""
-    console = Console(width=None if Console().is_terminal else 140, highlight=False)
-    with console.capture() as capture:
-        console.print((inspect.getdoc(cls) or "").splitlines()[0], end="\n\n")
-        console.print("  --config FILE.yaml          read settings from a file (the command line wins)", markup=False)
-        console.print("  --SECTION.FIELD VALUE       also --SECTION.FIELD=VALUE; a yes/no field may stand alone")
-        console.print("  RAY_LOWCOMM_SECTION__FIELD  the same from the environment", end="\n\n")
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("field", no_wrap=True)
-        for title in ("type", "default", "meaning"):
-            table.add_column(title, overflow="fold")
-        for section, kind in (members(cls) or {}).items():
-            _help_rows(table, cls, section, kind)
-        console.print(table)
-    return capture.get()
-
-
-def _help_rows(table: Table, cls: type[BaseModel], section: str, kind: Any) -> None:
-    default = cls.model_fields[section].get_default(call_default_factory=True)
-    names = members(kind)
-    if names is None:
-        meaning = MEANINGS.get(section) or cls.model_fields[section].description or ""
-        table.add_row(*map(escape, (f"--{section}", describe(kind), _default(default), meaning)))
-    else:
-        for name, inner in names.items():
-            path = f"{section}.{name}"
-            meaning = MEANINGS.get(path) or _declared(kind, name)
-            table.add_row(*map(escape, (f"--{path}", describe(inner), _default(getattr(default, name)), meaning)))
-    table.add_section()
-
-
-def _declared(kind: Any, name: str) -> str:
-    """The meaning that a section outside this package gives its field: ``field(metadata={"help": …})``."""
-    if not dataclasses.is_dataclass(kind):
-        return kind.model_fields[name].description or ""
-    return next(str(field.metadata.get("help", "")) for field in dataclasses.fields(kind) if field.name == name)
-
-
-def _default(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    return str(list(value)) if isinstance(value, tuple) else str(value)
 
 
 def problem_lines(error: ValidationError, cls: type[BaseModel], given: Sequence[Source]) -> list[str]:

@@ -153,7 +153,7 @@ def read_arguments(argv: Sequence[str], cls: type) -> tuple[Source, list[str]]:
     while waiting:
         word = waiting.pop(0)
         if not word.startswith("--") or word == "--":
-            raise SettingError("command line", word, "must be --SECTION.FIELD VALUE (--help lists all)")
+            raise SettingError("command line", word, "must be --SECTION.FIELD VALUE (--help says more)")
         option, equals, text = word[2:].partition("=")
         path = _path(option, cls)
         kind = type_at(cls, path)
@@ -163,7 +163,8 @@ def read_arguments(argv: Sequence[str], cls: type) -> tuple[Source, list[str]]:
             elif kind is bool:
                 text = "true"
             elif kind is not None or option == "config":
-                raise SettingError(f"--{option}", "", "needs a value after it (--help lists all fields)")
+                about = f"--help {option.partition('.')[0]}" if "." in option else "--help"
+                raise SettingError(f"--{option}", "", f"needs a value after it ({about} says more)")
         if option == "config":
             files.append(text)
         else:

@@ -106,8 +106,8 @@ def test_environment_takes_json():
             ["--fleet.replicas", "[3, 2]"],
             "fleet.replicas = [3, 2]: must be a whole number of at least 1, or [min, max] of such",
         ),
-        (["--run.name"], "--run.name = '': needs a value after it (--help lists all fields)"),
-        (["topk"], "command line = 'topk': must be --SECTION.FIELD VALUE (--help lists all)"),
+        (["--run.name"], "--run.name = '': needs a value after it (--help run says more)"),
+        (["topk"], "command line = 'topk': must be --SECTION.FIELD VALUE (--help says more)"),
         (
             ["--faults", '[{"do": "kill", "replica": 5, "round": 1}]'],
             "faults[0].replica = 5: must be less than fleet.replicas = 2",
@@ -188,7 +188,7 @@ def test_flatten_names_what_has_a_value():
 
 def test_help_names_every_field(capsys):
     with pytest.raises(SystemExit) as caught:
-        load("--strategy.topk", "3", "--help")
+        load("--strategy.topk", "3", "--help", "all")
     assert caught.value.code == 0
     text = capsys.readouterr().out
     for section, kind in members(TrainConfig).items():
@@ -217,7 +217,7 @@ def test_a_job_adds_fields_of_its_own(capsys):
     assert (config.dry_run, config.extra.trials) == (True, 2)
     assert "dry_run" not in to_yaml(config)
     with pytest.raises(SystemExit):
-        load("--help", cls=JobConfig)
+        load("--help", "extra", "options", cls=JobConfig)
     text = capsys.readouterr().out
     assert "how many trials" in text
     assert "only say what would be done" in text
