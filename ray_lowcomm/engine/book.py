@@ -8,8 +8,9 @@ from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.membership import Exchange, Member
-from ray_lowcomm.engine.totals import Totals, round_record
+from ray_lowcomm.engine.totals import Totals, most, round_record
 
+FORMAT = 2  # of manifests, and of the state beside them
 PARAMETER_TRACKS = ("params", "grads")  # what `dense_bytes` counts
 
 
@@ -100,8 +101,14 @@ class Book:
         self._count_residual_lost(where.round, sum(vote.residual_lost for vote in votes))
         for kind in ("compute_s", "exchange_s", "wait_s"):
             setattr(self.totals, kind, getattr(self.totals, kind) + record[kind])
-        self._moved = {}
+        self._close_moved()
         return record
+
+    def _close_moved(self) -> None:
+        """Add what the members have moved since the last round to the run's bytes."""
+        self.totals.bytes_up += most(self._moved.values(), "up")
+        self.totals.bytes_down += most(self._moved.values(), "down")
+        self._moved = {}
 
     def _count_residual_lost(self, number: int, count: int) -> None:
         self.totals.lost_residual += count
@@ -176,7 +183,7 @@ class Book:
         for part in parts.values():
             self.data_positions.update(part.positions)
         manifest = {
-            "format": 1,
+            "format": FORMAT,
             "round": where.round,
             "step": where.step,
             "generation": where.generation,
@@ -215,7 +222,8 @@ class Book:
         self.flush(None)
         self.totals.lost_inner_steps += self.totals.inner_steps - self._safe_steps
         self._safe_steps = self.totals.inner_steps
-        self._moved, self._checkpoints = {}, {}
+        self._close_moved()
+        self._checkpoints = {}
         if manifest is not None:
             return self._stand_at(manifest)
         self.data_positions = {}
@@ -228,6 +236,7 @@ class Book:
 
     def summary(self, rounds: int, now: float) -> dict[str, Any]:
         """Fields of summary.json that follow from what was written down."""
+        self._close_moved()  # of a round that was not committed, too
         digests = {str(i): d for i, d in sorted(self.digests.items())}
         fields = self.totals.summary() | {"wall_s": round(self.totals.wall_s + now - self._begun, 3)}
         fleet = self.plan.fleet

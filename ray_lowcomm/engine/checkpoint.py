@@ -16,7 +16,7 @@ from safetensors.torch import save as format_tensors
 from torch import Tensor
 
 from ray_lowcomm.core.errors import CheckpointError
-from ray_lowcomm.engine.book import RunPlan
+from ray_lowcomm.engine.book import FORMAT, RunPlan
 from ray_lowcomm.engine.storage import Storage
 
 SHARED, MANIFEST, FOLDER = "shared.safetensors", "manifest.json", "checkpoints"
@@ -133,8 +133,9 @@ def read_manifest(storage: Storage, folder: str) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(manifest, dict):
         raise CheckpointError(f"{path} is not a manifest: delete its folder to go on from an older checkpoint")
-    if manifest.get("format") != 1:
-        raise CheckpointError(f"{path} has format {manifest.get('format')!r}: this version reads format 1")
+    if manifest.get("format") != FORMAT:
+        found = f"{path} has format {manifest.get('format')!r}, and this version reads format {FORMAT}"
+        raise CheckpointError(f"{found}: go on with the version that wrote it, or begin a run with model.init_from")
     return manifest
 
 

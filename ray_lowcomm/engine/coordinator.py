@@ -51,6 +51,7 @@ class Coordinator:
         self._failures: dict[int, int] = {}
         self.seconds_per_step: dict[int, float] = {}
         self.finishing = False
+        self.whole = True  # every train function has gone on to the end so far
         self._farthest = 0  # highest round ever committed
         self.sitting_out: set[int] = set()  # members that were not finite in this round
 
@@ -271,15 +272,23 @@ class Coordinator:
         self.answer(finished.member, m.Noted())
         if self.departures.is_gone(self.members[finished.member]):
             return
+        member, over = self.members[finished.member], self.finishing or self.failure is not None
         self.book.digests[finished.member] = finished.digest
-        self.members[finished.member].state = MemberState.FINISHED
-        if not self.in_state(*PRESENT) and not self.finishing:
-            self.finishing = True
-            where = f"step {self.where.step} of {self.plan.total}"
-            self.notice(
-                f"all train functions returned at {where}: there is no final model (`while not replica.finished`)"
-            )
+        early, member.state = not over and member.state in LIVE, MemberState.FINISHED
+        if early:
+            self._left_early(member, finished.steps)
         self.after_loss(self.members[finished.member])
+
+    def _left_early(self, member: Member, steps: int) -> None:
+        """A train function has returned before the run was over: what it had not shared is lost."""
+        self.whole = False
+        self.book.totals.members_lost += 1
+        self.book.totals.lost_inner_steps += steps
+        where = f"round {self.round + 1}, at step {self.where.step} of {self.plan.total}"
+        self.notice(f"{where}: replica {member.index}: its train function returned (`while not replica.finished`)")
+        if not self.in_state(*PRESENT):
+            self.finishing = True
+            self.notice("all train functions returned before the end: there is no final model")
 
     def _failed(self, failed: m.Failed) -> None:
         self.answer(failed.member, m.Noted())
@@ -377,7 +386,7 @@ class Coordinator:
                 self.fail("a replica died before the final model and checkpoint were whole: go on with --run.resume")
                 return
             self.ended = True
-            self.events.append(Event("ended", self.where.step >= self.plan.total))
+            self.events.append(Event("ended", self.whole and self.where.step >= self.plan.total))
 
     def in_state(self, *states: MemberState) -> list[Member]:
         """Members in one of these states."""

@@ -85,7 +85,7 @@ def run_member(train: TrainLoop, spec: RunSpec, host: Host, device: torch.device
         text = "the train function returned without calling context.wrap(model, optimizer)"
         host.channel.request(m.Failed(host.member, text, ""))
         return
-    host.channel.request(m.Finished(host.member, context.replica.digest))
+    host.channel.request(m.Finished(host.member, context.replica.digest, context.replica.unshared_steps))
 
 
 def describe(error: BaseException) -> str:

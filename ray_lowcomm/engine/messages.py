@@ -202,10 +202,12 @@ class Fired:
 
 @dataclass(frozen=True)
 class Finished:
-    """The train function has returned. `digest` is the final one of the shared state."""
+    """The train function has returned. `digest` is the final one of the shared state, `steps` are the inner steps since
+    the last round, which nobody will share."""
 
     member: int
     digest: str | None
+    steps: int = 0
 
 
 @dataclass(frozen=True)

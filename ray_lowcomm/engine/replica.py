@@ -23,7 +23,7 @@ from ray_lowcomm.engine.buffers import BufferSync
 from ray_lowcomm.engine.duties import Duties
 from ray_lowcomm.engine.faults import FaultInjector
 from ray_lowcomm.engine.inner_step import InnerStep, Scaler
-from ray_lowcomm.engine.round import Held, Parties, Round, Seat, Work
+from ray_lowcomm.engine.round import Held, Parties, Round, Seat, Work, tokens_of
 from ray_lowcomm.engine.state import ReplicaState, Stateful
 from ray_lowcomm.engine.transport import Channel, Transport
 from ray_lowcomm.engine.watch import Watch, unheld
@@ -158,14 +158,15 @@ class Replica:
         self.settle()
         return self.stopped is not None or self._left == 0
 
-    def step(self, loss: Tensor, tokens: int = 0) -> None:
+    def step(self, loss: Tensor, tokens: int | Tensor = 0) -> None:
         """After backward(): clip, optimizer step, zero_grad, and the synchronisation that is due.
 
-        `loss` is the mean loss of the batch, 0-d; `tokens` is what weighs this replica's work in a mean (0: steps do).
+        `loss` is the mean loss of the batch, 0-d; `tokens`, a whole number, is what weighs this replica's work in every
+        mean over replicas (where all give 0, steps do).
         May put the model and optimizer back to the fleet's state, when this replica was given up in between.
 
         Raises:
-            ModelError: `loss` is not a scalar.
+            ModelError: `loss` is not a scalar, `tokens` not a whole number, or the loop trains beside this replica.
             FleetError: the run has ended or cannot go on.
         """
         if self.finished:
@@ -173,8 +174,7 @@ class Replica:
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             raise ModelError(f"the loss must be a 0-d tensor (the mean over the batch), got {what}")
-        if tokens < 0:
-            raise ModelError(f"tokens = {tokens}: must be 0 or more")
+        tokens = tokens_of(tokens)
         self._check_loop()
         self._inner.unscale()
         self._work.add(loss, tokens)
@@ -242,6 +242,11 @@ class Replica:
         """Digest of the shared state; None where replicas are not kept consistent, or if this one missed the end."""
         known = self._parties.strategy.consistent and self._incarnation > 0 and self.stopped is None
         return self._parties.strategy.digest() if known else None
+
+    @property
+    def unshared_steps(self) -> int:
+        """Inner steps since the last round."""
+        return self._work.steps
 
     def _settings_to_agree(self, tracks: Tracks) -> dict[str, str]:
         """What must be the same on all replicas, or they would drift apart or wait for each other for ever."""

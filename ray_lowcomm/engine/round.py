@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ray_lowcomm.core.digest import digest_tensors, digest_text
-from ray_lowcomm.core.errors import ExchangeError, FleetError, PayloadError
+from ray_lowcomm.core.errors import ExchangeError, FleetError, ModelError, PayloadError
 from ray_lowcomm.core.guards import all_finite
 from ray_lowcomm.core.payload import Payload, Proposal, Received
 from ray_lowcomm.core.schedule import SyncOp
@@ -61,6 +61,21 @@ class Work:
     def mean_loss(self) -> float:
         """Mean loss per step; NaN before the first."""
         return float(self.loss) / self.steps if self.loss is not None else float("nan")
+
+
+def tokens_of(given: object) -> int:
+    """A count of tokens as a loop gives it: a whole number, also as a 0-d tensor or of numpy.
+
+    Raises:
+        ModelError: it is something else.
+    """
+    value: Any = given
+    if getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if isinstance(value, int | float) and math.isfinite(value) and value == int(value) and value >= 0:
+        return int(value)
+    shown = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    raise ModelError(f"tokens = {shown}: must be a whole number, 0 or more")
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,30 @@
 """What a run has done so far, in numbers: the source of round records and of the summary."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ray_lowcomm.engine.membership import weights_of
 from ray_lowcomm.engine.messages import Arrival, Bytes, Vote
 from ray_lowcomm.engine.transport import KINDS
 
 
 @dataclass
 class Totals:
-    """Sums over a run, resumed parts included. `bytes` is by member, all attempts included; times are in
-    seconds, means over the members of a round, summed over committed rounds. `most_members` took part in one round;
-    `replicas_joined` counts starts of a replica in mid-run, `replicas_left` those that left in order before the end.
-    `lost_residual` counts numbers of an owners' residual (`strategy.combine: sharded`) that were gone with who held
-    them."""
+    """Sums over a run, resumed parts included.
+
+    `bytes_up` and `bytes_down` are sums over its rounds, each of the replica with most in that round; `bytes` is by
+    member; both with all attempts. Times are in seconds, means over the members of a round, summed over committed
+    rounds. `most_members` took part in one round; `replicas_joined` counts starts of a replica in mid-run,
+    `replicas_left` those that left in order before the end. `lost_residual` counts numbers of an owners' residual
+    (`strategy.combine: sharded`) that were gone with who held them.
+    """
 
     inner_steps: int = 0
     tokens: int = 0
     dense_bytes: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
     bytes: dict[int, Bytes] = field(default_factory=dict)
     state_transfer_bytes: int = 0
     compute_s: float = 0.0
@@ -58,7 +65,7 @@ class Totals:
 
     def summary(self) -> dict[str, Any]:
         """The numeric fields of summary.json."""
-        up, down = self.most("up"), self.most("down")
+        up, down = self.bytes_up, self.bytes_down
         busy = self.compute_s + self.exchange_s + self.wait_s
         return {
             "inner_steps": self.inner_steps,
@@ -95,13 +102,14 @@ def round_record(
 ) -> dict[str, Any]:
     """A line of rounds.jsonl. `position` is (round, step, generation); `moved` are the members' bytes in this round.
 
-    Loss is the mean over tokens, times are means over the members, bytes those of the replica with most. `outer_s` are
+    Loss is the mean over replicas with the weights of the parameters' mean, times are plain means, bytes those of the
+    replica with most in this round. `outer_s` are
     the seconds of the outer step's computation: proposals, digests and checks of this round, and, as a round is applied
     after its record is made, applying the one before; of it only digests and checks of what was received are not in
     `compute_s`, too. Spread is the root mean square, over replicas, of the L2 distance between a replica's parameters
     and the shared ones after this round.
     """
-    tokens = sum(a.tokens or a.steps for a in arrivals)
+    losses = [(a.loss, weight) for a, weight in zip(arrivals, weights_of(arrivals), strict=True) if weight]
     distance = root_of_squares([a.residual_norm for a in arrivals])
     spread = None if distance is None else distance / len(arrivals) ** 0.5
     return {
@@ -109,10 +117,10 @@ def round_record(
         "step": position[1],
         "generation": position[2],
         "members": [a.member for a in arrivals],
-        "loss": sum(a.loss * (a.tokens or a.steps) for a in arrivals) / tokens if tokens else None,
+        "loss": sum(loss * weight for loss, weight in losses) if any(a.steps for a in arrivals) else None,
         "val_loss": None,
-        "bytes_up": max((m.get("up", 0) for m in moved), default=0),
-        "bytes_down": max((m.get("down", 0) for m in moved), default=0),
+        "bytes_up": most(moved, "up"),
+        "bytes_down": most(moved, "down"),
         "compute_s": _mean([a.compute_s for a in arrivals]),
         "exchange_s": _mean([v.exchange_s for v in votes]),
         "wait_s": _mean([v.wait_s for v in votes]),
@@ -120,6 +128,11 @@ def round_record(
         "retries": retries,
         "spread": spread,
     }
+
+
+def most(moved: Iterable[Bytes], kind: str) -> int:
+    """What the member with most has moved."""
+    return max((bytes_of.get(kind, 0) for bytes_of in moved), default=0)
 
 
 def _mean(values: list[float]) -> float:

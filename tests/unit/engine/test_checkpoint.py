@@ -44,12 +44,12 @@ def remove_manifest(folder):
 
 
 def cut_manifest(folder):
-    (folder / "manifest.json").write_text('{"format": 1, "rou')
+    (folder / "manifest.json").write_text('{"format": 2, "rou')
 
 
 def newer_format(folder):
     path = folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 3}))
 
 
 def remove_part(folder):
@@ -66,7 +66,7 @@ def cut_part(folder):
     [
         (remove_manifest, None),
         (cut_manifest, "cannot be read"),
-        (newer_format, "format 2"),
+        (newer_format, "has format 3, and this version reads format 2"),
         (remove_part, "replica_0001.safetensors is missing or cut off"),
         (cut_part, "shared.safetensors is missing or cut off"),
     ],
@@ -140,14 +140,14 @@ def test_unfinished_attempts_are_cleared_away_once_a_newer_one_is_whole(tmp_path
     for number in (1, 2, 3):
         save_tensors(storage, f"checkpoints/round_{number:06d}/shared.safetensors", {"a": torch.ones(1)})
     (tmp_path / "checkpoints" / "notes").mkdir()
-    write_manifest(storage, "checkpoints/round_000002", {"format": 1}, 2)
+    write_manifest(storage, "checkpoints/round_000002", {"format": 2}, 2)
     assert storage.folders("checkpoints") == ["notes", "round_000002", "round_000003"]
 
 
 def test_a_million_rounds_are_still_in_order(tmp_path):
     storage = Storage(str(tmp_path))
     for number in (999_998, 999_999, 1_000_000):
-        write_manifest(storage, f"checkpoints/round_{number:06d}", {"format": 1, "files": {}, "round": number}, 2)
+        write_manifest(storage, f"checkpoints/round_{number:06d}", {"format": 2, "files": {}, "round": number}, 2)
     assert whole_checkpoints(storage) == ["round_999999", "round_1000000"]
     assert find_newest(storage).manifest["round"] == 1_000_000
 

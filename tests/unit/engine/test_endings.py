@@ -31,17 +31,43 @@ def test_a_death_before_the_last_checkpoint_is_whole_fails_the_run():
     assert "--run.resume" in desk.failure
 
 
-def test_a_train_function_that_returns_early_leaves_the_others_in_peace():
+def test_a_train_function_that_returns_early_leaves_the_others_in_peace_and_is_counted():
     desk = Desk(2)
     desk.begin()
-    desk.send(m.Finished(0, None))
+    desk.run_round()
+    desk.send(m.Finished(0, None, steps=3))
     desk.take(0)
-    desk.arrive(1)
-    assert desk.take(1)[0].members == (1,)
-    desk.vote(1)
-    desk.take(1)
-    desk.send(m.Finished(1, None))
-    assert desk.coordinator.ended
+    desk.drop_answers()
+    for _ in range(ROUNDS - 1):
+        desk.run_round(1)
+        assert desk.said("record")[-1]["members"] == [1]
+    desk.save(1)
+    desk.send(m.Finished(1, "final"))
+    assert desk.said("ended") == [False]  # not the whole run: the summary says 'incomplete'
+    assert (desk.summary["members_lost"], desk.summary["lost_inner_steps"]) == (1, 3)
+    told = [text for text in desk.notices if "replica 0: its train function returned" in text]
+    assert told == ["round 2, at step 4 of 12: replica 0: its train function returned (`while not replica.finished`)"]
+
+
+def test_when_all_train_functions_return_early_it_is_the_same_for_each():
+    desk = Desk(2)
+    desk.begin()
+    desk.run_round()
+    desk.send(m.Finished(0, None, steps=3))
+    desk.send(m.Finished(1, None, steps=2))
+    assert desk.said("ended") == [False]
+    assert (desk.summary["members_lost"], desk.summary["lost_inner_steps"]) == (2, 5)
+    assert len([text for text in desk.notices if "its train function returned" in text]) == 2
+    assert desk.notices[-1] == "all train functions returned before the end: there is no final model"
+
+
+def test_after_a_failure_the_loop_is_not_blamed():
+    desk = Desk(2)
+    desk.begin()
+    desk.send(m.Failed(0, "ValueError: no", ""))
+    desk.send(m.Finished(1, None, steps=2))
+    assert desk.failure == "replica 0: ValueError: no"
+    assert not [text for text in desk.notices if "train function" in text]
 
 
 def test_stop_lets_the_exchange_in_progress_end():

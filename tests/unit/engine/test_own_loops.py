@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -456,3 +457,64 @@ def test_weights_that_do_not_fit_or_come_late_are_refused(tmp_path):
             replica.load_weights(model.state_dict())
 
     assert "load_weights is for before the first step" in _run(loop, tmp_path, replicas=1).failure
+
+
+# ---- tokens, and the end ---------------------------------------------------------------------------------------------
+
+
+def _counting(tokens):
+    def loop(context, outcome):
+        model = outcome.models[context.index] = net()
+        replica = context.wrap(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        while not replica.finished:
+            loss = loss_of(model, context.index, replica.step_number)
+            loss.backward()
+            replica.step(loss, tokens)
+
+    return loop
+
+
+@pytest.mark.parametrize("tokens", [torch.tensor(8), torch.tensor(8.0), np.int64(8), np.float32(8), 8.0])
+def test_tokens_may_be_any_whole_number(tokens, tmp_path):
+    outcome = _run(_counting(tokens), tmp_path, replicas=2, go={"kill_after": 3})
+    assert outcome.killed
+    outcome = _run(_counting(tokens), tmp_path, replicas=2, go={"resume": True})
+    assert outcome.failure is None
+    assert (outcome.summary["tokens"], type(outcome.summary["tokens"])) == (2 * 16 * 8, int)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shown"),
+    [
+        (-1, "-1"),
+        (2.5, "2.5"),
+        (float("nan"), "nan"),
+        ("8", "'8'"),
+        (torch.ones(2), "a tensor of shape [2]"),
+        (None, "None"),
+    ],
+)
+def test_tokens_that_are_no_whole_number_are_refused(tokens, shown, tmp_path):
+    failure = _run(_counting(tokens), tmp_path, replicas=1).failure
+    assert failure == f"replica 0: tokens = {shown}: must be a whole number, 0 or more"
+
+
+def test_a_loop_that_breaks_off_is_counted_and_said(tmp_path):
+    def loop(context, outcome):
+        model = outcome.models[context.index] = net()
+        replica = context.wrap(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        while not replica.finished:
+            if context.index == 1 and replica.step_number == 6:
+                break
+            loss = loss_of(model, context.index, replica.step_number)
+            loss.backward()
+            replica.step(loss)
+
+    outcome = _run(loop, tmp_path, replicas=2)
+    assert (outcome.summary["members_lost"], outcome.summary["lost_inner_steps"], outcome.summary["rounds"]) == (
+        1,
+        2,
+        4,
+    )
+    assert outcome.said("ended") == [False]
+    assert any("replica 1: its train function returned" in text for text in outcome.said("notice"))

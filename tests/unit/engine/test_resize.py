@@ -111,7 +111,7 @@ def saved(tmp_path):
         name = f"replica_{member:04d}.safetensors"
         files[name] = save_tensors(storage, f"{folder}/{name}", state)
     files["shared.safetensors"] = save_tensors(storage, f"{folder}/shared.safetensors", {"a": torch.ones(1)})
-    return storage, folder, {"format": 1, "members": [0, 1, 2, 3], "files": files}
+    return storage, folder, {"format": 2, "members": [0, 1, 2, 3], "files": files}
 
 
 def test_what_the_missing_had_not_shared_goes_to_the_others(saved):

@@ -69,14 +69,52 @@ def test_bytes_of_a_round_include_failed_attempts():
 # ---- totals -----------------------------------------------------------------------------------------------------
 
 
-def test_bytes_of_a_run_are_those_of_the_replica_with_most():
-    totals = Totals(dense_bytes=600)
-    totals.count_bytes(0, {"up": 10, "down": 1})
-    totals.count_bytes(1, {"up": 4, "down": 200})
-    totals.count_bytes(0, {"up": 10})
-    summary = totals.summary()
-    assert (summary["bytes_up"], summary["bytes_down"]) == (20, 200)
+def test_bytes_of_a_run_are_the_sum_of_its_rounds_each_of_the_replica_with_most():
+    desk = Desk(2)
+    desk.begin()
+    for up in ((10, 4), (1, 200)):  # another replica has most in the second round
+        desk.arrive(0, 1)
+        for index in (0, 1):
+            desk.vote(index, bytes={"up": up[index], "down": 7 * up[index]})
+        desk.drop_answers()
+    rounds = desk.said("record")
+    assert [record["bytes_up"] for record in rounds] == [10, 200]
+    assert desk.summary["bytes_up"] == 210
+    assert desk.summary["bytes_down"] == sum(record["bytes_down"] for record in rounds) == 1470
+
+
+def test_what_an_exchange_has_moved_that_was_never_committed_counts_for_the_run():
+    desk = Desk(2, max_retries=0)
+    desk.begin()
+    desk.arrive(0, 1)
+    desk.vote(0, 1, ok=False, bytes={"up": 5})
+    assert desk.failure
+    assert desk.summary["bytes_up"] == desk.summary["bytes_up"] == 5  # asking does not count again
+
+
+def test_compression_is_dense_bytes_by_bytes():
+    summary = Totals(dense_bytes=600, bytes_up=20, bytes_down=200).summary()
     assert (summary["compression_up"], summary["compression_down"]) == (30.0, 3.0)
+
+
+def test_the_loss_of_a_round_has_the_weights_of_the_parameters_mean():
+    desk = Desk(3)
+    desk.begin()
+    for index, tokens, loss in ((0, 30, 1.0), (1, 10, 2.0), (2, 0, 100.0)):
+        desk.arrive(index, tokens=tokens, loss=loss)
+    assert desk.plans[0].weights == (0.75, 0.25, 0.0)
+    desk.vote(0, 1, 2)
+    assert desk.said("record")[-1]["loss"] == 1.25
+
+
+def test_where_nobody_counts_tokens_steps_weigh():
+    desk = Desk(2)
+    desk.begin()
+    desk.arrive(0, tokens=0, steps=3, loss=1.0)
+    desk.arrive(1, tokens=0, steps=1, loss=2.0)
+    assert desk.plans[0].weights == (0.75, 0.25)
+    desk.vote(0, 1)
+    assert desk.said("record")[-1]["loss"] == 1.25
 
 
 def test_with_one_replica_nothing_is_sent_and_compression_is_null():
