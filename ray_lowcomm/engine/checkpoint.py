@@ -21,7 +21,6 @@ from ray_lowcomm.engine.storage import Storage
 
 SHARED, MANIFEST, FOLDER = "shared.safetensors", "manifest.json", "checkpoints"
 GIVEN = ("optimizer/", "buffers/", "stateful/")  # local state that a joiner starts with
-UNSHARED = ("parameters/", "masters/", "strategy/residual/", "strategy/own_anchor/")  # what has a mean to be kept
 
 
 def local_name(member: int) -> str:
@@ -139,47 +138,50 @@ def read_manifest(storage: Storage, folder: str) -> dict[str, Any]:
     return manifest
 
 
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint to load from: its `folder` below the run's `storage`, and its `manifest`."""
+
+    storage: Storage
+    folder: str
+    manifest: Mapping[str, Any]
+
+    def load(self, name: str) -> dict[str, Tensor]:
+        """One of its files, whole and undamaged (CheckpointError)."""
+        return load_tensors(self.storage, f"{self.folder}/{name}", self.manifest["files"].get(name))
+
+
 def load_member(
-    storage: Storage, folder: str, manifest: Mapping[str, Any], member: int, members: Collection[int]
+    source: Source, member: int, members: Collection[int], unshared: tuple[str, ...]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
     """(shared, local) state for one of the `members` that begin together; local None: start as a joiner.
 
     A joiner also gets the inner optimizer's state and the buffers of the lowest member, as it would from a live donor.
 
-    What those of the checkpoint's members that do not begin now had not shared is added to those that do, so that the
-    replicas' mean stays where it was.
+    What those of the checkpoint's members that do not begin now had not shared (names that begin with an entry of
+    `unshared`) is added to those that do, so that its mean over the replicas stays where it was.
     """
-    files = manifest["files"]
-    shared = load_tensors(storage, f"{folder}/{SHARED}", files.get(SHARED))
-    saved = manifest["members"]
+    shared, saved = source.load(SHARED), source.manifest["members"]
     if member not in saved:
-        donor = load_tensors(storage, f"{folder}/{local_name(saved[0])}", files.get(local_name(saved[0])))
+        donor = source.load(local_name(saved[0]))
         return {k: v for k, v in donor.items() if k.startswith(GIVEN)} | shared, None
-    local = load_tensors(storage, f"{folder}/{local_name(member)}", files.get(local_name(member)))
+    local = source.load(local_name(member))
     missing = [index for index in saved if index not in members]
     if missing:
-        kept = [index for index in saved if index in members]
-        _add_missing(storage, (folder, files), local, (kept, missing))
+        names = [n for n, v in local.items() if n.startswith(unshared) and v.dtype.is_floating_point]
+        _add_missing(source, {name: local[name] for name in names}, [i for i in saved if i in members], missing)
     return shared, local
 
 
-def _add_missing(
-    storage: Storage,
-    source: tuple[str, Mapping[str, Any]],
-    local: dict[str, Tensor],
-    members: tuple[list[int], list[int]],
-) -> None:
-    """Shift own parameters and residuals by (mean over all saved members) − (mean over the kept ones)."""
-    (folder, files), (kept, missing) = source, members
-    names = [n for n, v in local.items() if n.startswith(UNSHARED) and v.dtype.is_floating_point]
+def _add_missing(source: Source, unshared: Mapping[str, Tensor], kept: list[int], missing: list[int]) -> None:
+    """Shift what is unshared by (its mean over all saved members) − (its mean over the kept ones)."""
     sums: dict[bool, dict[str, Tensor]] = {True: {}, False: {}}
     for index in kept + missing:
-        state = load_tensors(storage, f"{folder}/{local_name(index)}", files.get(local_name(index)))
+        state = source.load(local_name(index))
         total = sums[index in kept]
-        for name in names:
+        for name in unshared:
             value = state[name].double()
             total[name] = total[name] + value if name in total else value
-    for name in names:
+    for name, own in unshared.items():
         mean_all = (sums[True][name] + sums[False][name]) / (len(kept) + len(missing))
-        shift = mean_all - sums[True][name] / len(kept)
-        local[name] = (local[name].double() + shift).to(local[name].dtype)
+        own.copy_(own.double() + (mean_all - sums[True][name] / len(kept)))

@@ -59,7 +59,8 @@ class Duties:
         """Load this member's state from a checkpoint folder (a whole path or URI); `members` begin with it."""
         root, _, name = folder.rpartition(f"/{checkpoint.FOLDER}/")
         path = f"{checkpoint.FOLDER}/{name}"
-        shared, local = checkpoint.load_member(Storage(root), path, manifest, self._member, members)
+        source = checkpoint.Source(Storage(root), path, manifest)
+        shared, local = checkpoint.load_member(source, self._member, members, self._state.unshared)
         if local is None:
             self._state.load_as_joiner(shared)
         else:

@@ -52,6 +52,12 @@ class ReplicaState:
         self.notes: list[str] = []  # what the user should know of what was loaded; whoever says it clears it
         self._taken(STATEFUL, self.stateful)  # what cannot be saved is said now
 
+    @property
+    def unshared(self) -> tuple[str, ...]:
+        """Beginnings of the names in `local` whose mean over the replicas is to be kept."""
+        own = () if self.strategy.replicated else (PARAMETERS, MASTERS)
+        return own + tuple(STRATEGY + name for name in self.strategy.unshared)
+
     def shared(self) -> State:
         """What all replicas have alike: saved once."""
         state = _prefixed(STRATEGY, self.strategy.shared_state())

@@ -85,6 +85,8 @@ class Anchored(Generic[Open]):
     """The part of the strategy contract that an anchor settles. `Open` is what is kept of an open proposal."""
 
     consistent, replicated = True, False
+    unshared: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
 
     def __init__(self, anchor: Anchor) -> None:
         self.anchor = anchor

@@ -79,6 +79,8 @@ class CodedTracks:
         self._moments = {track: part for track, part in coded.items() if track != PARAMS}
         self._open: dict[str, str] = {}
         self._digests: dict[str, str] = {}
+        self.unshared = tuple(_prefix(track) + name for track, part in coded.items() for name in part.unshared)
+        self.own = tuple(_prefix(track) + name for track, part in coded.items() for name in part.own)
 
     def of(self, track: str) -> Strategy:
         """Who sends this track."""

@@ -19,10 +19,24 @@ class Strategy(Protocol):
 
     `consistent`: shared state is bit-identical on all replicas after each `apply`. `replicated`: so are the parameters
     and the optimizer's state (they are then saved once, as shared state).
+
+    Each name of `local_state` begins with an entry of `unshared` or of `own`. `unshared` is what this replica has not
+    shared yet: who goes on with fewer replicas shifts it so that its mean over the replicas stays. `own` is what means
+    something to this replica alone, and goes with it.
     """
 
     consistent: bool
     replicated: bool
+
+    @property
+    def unshared(self) -> tuple[str, ...]:
+        """Beginnings of names; see above."""
+        ...
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Beginnings of names; see above."""
+        ...
 
     def propose(self, op: SyncOp) -> Proposal:
         """Open a proposal. It knows neither the members nor their weights, and its payload never changes afterwards.

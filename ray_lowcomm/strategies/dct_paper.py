@@ -37,6 +37,7 @@ class DctPaper(Gathered[Tensor]):
         super().__init__(anchor, Gather(codec, "senders"))
         self.lr, self.beta = settings.outer_lr or 1.0, settings.outer_momentum or 0.0
         self.momentum = torch.zeros_like(anchor.values)
+        self.unshared += (OWN, MOMENTUM)
 
     def propose(self, op: SyncOp) -> Proposal:
         """The largest coefficients of this replica's momentum."""

@@ -17,6 +17,8 @@ class DDP:
     """The reference: parameters and optimizer state are the same on all replicas, so there is no anchor."""
 
     consistent, replicated = True, True
+    unshared: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
 
     def __init__(self, tracks: Tracks) -> None:
         self.tracks = tracks

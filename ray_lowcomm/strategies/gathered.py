@@ -47,9 +47,14 @@ class Taken:
 
 
 class Combiner(Protocol):
-    """How messages of several replicas become one mean. Nothing that can be seen changes before `take`."""
+    """How messages of several replicas become one mean. Nothing that can be seen changes before `take`.
+
+    `unshared` and `own` name its local state, as those of a `Strategy` do.
+    """
 
     codec: TopK
+    unshared: tuple[str, ...]
+    own: tuple[str, ...]
 
     def open(self, key: str, flat: Tensor) -> Outgoing:
         """What to send of elements [n] for the proposal `key`. PayloadError: something is not finite."""
@@ -86,6 +91,9 @@ class Gather:
     Who goes on from a run that was sharded has no owners: what they had not sent is lost, and counted with the first
     commit. Until then the owners stay in the shared state, so that joiners and checkpoints know of it.
     """
+
+    unshared: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
 
     def __init__(self, codec: TopK, reduce: Reduce) -> None:
         self.codec, self.reduce = codec, reduce
@@ -151,6 +159,7 @@ class Gathered(Anchored[Open], Generic[Open]):
     def __init__(self, anchor: Anchor, combiner: Combiner) -> None:
         super().__init__(anchor)
         self.combiner = combiner
+        self.unshared, self.own = combiner.unshared, combiner.own
 
     @property
     def codec(self) -> TopK:

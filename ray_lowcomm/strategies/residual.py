@@ -67,6 +67,7 @@ class ResidualInBuffer(Gathered[Tensor]):
         super().__init__(anchor, combiner)
         self.decay = 0.95 if settings.residual_decay is None else settings.residual_decay
         self.residual = torch.zeros_like(anchor.values)
+        self.unshared += (self._prefix,)
 
     def propose(self, op: SyncOp) -> Proposal:
         """The largest coefficients of the decayed residual plus the pseudo-gradient."""

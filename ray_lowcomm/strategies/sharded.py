@@ -102,7 +102,13 @@ class Open:
 
 
 class Sharded:
-    """See the module. `owners` are the members of the last commit, `held` this replica's part of their residual."""
+    """See the module. `owners` are the members of the last commit, `held` this replica's part of their residual.
+
+    That part is of the sum over all, for chunks that nobody else holds: it has no mean over the replicas.
+    """
+
+    unshared: tuple[str, ...] = ()
+    own: tuple[str, ...] = ("owner_residual/",)
 
     def __init__(self, codec: TopK, reduce: Reduce) -> None:
         self.codec, self.reduce = codec, reduce

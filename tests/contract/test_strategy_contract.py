@@ -7,8 +7,10 @@ import torch
 
 from ray_lowcomm.core.digest import digest_tensors
 from ray_lowcomm.core.errors import PayloadError
+from ray_lowcomm.engine.checkpoint import Source, load_member, save_tensors
+from ray_lowcomm.engine.storage import Storage
 
-from .bench import conclude, exchange, member, members, play_round, propose, train_to_launch
+from .bench import Member, conclude, exchange, member, members, play_round, propose, train_to_launch
 from .cases import CASES, Case
 
 every_case = pytest.mark.parametrize("case", CASES, ids=repr)
@@ -145,6 +147,43 @@ def test_saved_and_loaded_replicas_go_on_bit_identically(case: Case) -> None:
         play_round(fleet)
         play_round(fresh)
     assert [one.snapshot() for one in fresh] == [one.snapshot() for one in fleet]
+
+
+@every_case
+def test_all_local_state_is_declared_and_going_on_with_fewer_keeps_the_mean_of_what_was_not_shared(
+    case: Case, tmp_path
+) -> None:
+    """A name that is declared neither unshared nor the replica's own would be lost with a missing one in silence."""
+    fleet = members(case, 4)
+    for _ in range(3):
+        play_round(fleet)
+    own = [one.strategy.local_state() for one in fleet]
+    strategy, storage, files = fleet[0].strategy, Storage(str(tmp_path)), {}
+    for name in {name for state in own for name in state}:
+        assert name.startswith(strategy.unshared) != name.startswith(strategy.own), f"{name} is not declared"
+    files["shared.safetensors"] = save_tensors(storage, "c/shared.safetensors", fleet[0].state.shared())
+    for index, one in enumerate(fleet):
+        file = f"replica_{index:04d}.safetensors"
+        files[file] = save_tensors(storage, f"c/{file}", one.state.local())
+    before = [_unshared(one) for one in fleet]
+    kept = [1, 2]
+    for index in kept:
+        one = fleet[index]
+        source = Source(storage, "c", {"members": [0, 1, 2, 3], "files": files})
+        shared, local = load_member(source, index, kept, one.state.unshared)
+        assert local is not None
+        one.state.load(shared, local)
+    after = [_unshared(fleet[index]) for index in kept]
+    for name in before[0]:
+        mean = torch.stack([state[name] for state in before]).mean(0)
+        torch.testing.assert_close(torch.stack([state[name] for state in after]).mean(0), mean, rtol=0, atol=1e-6)
+
+
+def _unshared(one: Member) -> dict[str, torch.Tensor]:
+    """Copies of the parameters and of what the strategy holds back of them, whatever it declares."""
+    state = one.strategy.local_state()
+    held = {name: state[name].clone() for name in state if not name.startswith(one.strategy.own)}
+    return held | {"params": one.tracks.read("params")}
 
 
 @every_case
