@@ -20,11 +20,13 @@ def saved_config(given: Mapping[str, Any]) -> str | None:
         run = section("run", RunSettings, given["run"])
         if not run.resume:
             return None
+        from ray_lowcomm.engine.checkpoint import whole_checkpoints
         from ray_lowcomm.engine.storage import Storage
         from ray_lowcomm.runtime.owned_folder import folder_path
 
         folder = folder_path(run)
-        if not Storage(folder).exists(CONFIG):
+        storage = Storage(folder)
+        if not storage.exists(CONFIG) or (run.resume == "auto" and not whole_checkpoints(storage)):
             return None
     except (SettingError, OSError, ValueError):  # told with all else that is wrong, or when the folder is taken
         return None

@@ -15,7 +15,7 @@ from jobs._paths import settled
 from ray_lowcomm.config import load_config
 from ray_lowcomm.config_screen import Command
 from ray_lowcomm.tuning.settings import SweepConfig, named
-from ray_lowcomm.tuning.sweep_folder import saved_config
+from ray_lowcomm.tuning.sweep_folder import saved_config, was_begun
 
 COMMAND = Command(
     "python -m jobs.tune",
@@ -38,9 +38,16 @@ def main(argv: Sequence[str]) -> None:
 
 def load_sweep(argv: Sequence[str]) -> SweepConfig:
     """The sweep's configuration; a resumed one is told again what it was told when it was begun."""
-    config = settled(named(load_config(argv, SweepConfig, command=COMMAND)))
+    config = _decided(settled(named(load_config(argv, SweepConfig, command=COMMAND))))
     saved = saved_config(config.run) if config.resume else None
-    return config if saved is None else settled(named(load_config(["--config", str(saved), *argv], SweepConfig)))
+    if saved is None:
+        return config
+    return _decided(settled(named(load_config(["--config", str(saved), *argv], SweepConfig))))
+
+
+def _decided(config: SweepConfig) -> SweepConfig:
+    """`--resume auto` is yes where there is a sweep of that name."""
+    return config.model_copy(update={"resume": was_begun(config.run) if config.resume == "auto" else config.resume})
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ MEANINGS = {
     "run.name": "name of the run and of its folder",
     "run.output_dir": "where run folders and the MLflow store go: a folder or a URI",
     "run.seed": "of weights, data order and random schedules",
-    "run.resume": "continue from the last whole checkpoint",
+    "run.resume": "go on from the newest whole checkpoint (auto: if there is one)",
     "run.eval_every": "rounds between validations (0: none)",
     "run.log_every": "rounds between printed lines (0: none)",
     "checkpoint.every": "rounds between checkpoints (0: only at the end)",

@@ -160,7 +160,7 @@ def read_arguments(argv: Sequence[str], cls: type) -> tuple[Source, list[str]]:
         if not equals:
             if waiting and not waiting[0].startswith("--"):
                 text = waiting.pop(0)
-            elif kind is bool:
+            elif bool in alternatives(kind):
                 text = "true"
             elif kind is not None or option == "config":
                 about = f"--help {option.partition('.')[0]}" if "." in option else "--help"

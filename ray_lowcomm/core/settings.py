@@ -18,7 +18,8 @@ def _choices(section: str, settings: object) -> None:
         kinds = (hint, *get_args(hint))
         allowed = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
         value = getattr(settings, name)
-        if allowed and value not in allowed and not (value is None and type(None) in kinds):
+        other = any(kind in (bool, int, float, str, type(None)) and isinstance(value, kind) for kind in kinds)
+        if allowed and value not in allowed and not other:
             raise SettingError(f"{section}.{name}", value, f"must be one of {', '.join(allowed)}")
 
 
@@ -53,20 +54,24 @@ def _fraction(section: str, settings: object, *names: str) -> None:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Name, place and pace of a run. `eval_every` and `log_every` are in rounds; 0 switches off."""
+    """Name, place and pace of a run. `eval_every` and `log_every` are in rounds; 0 switches off.
+
+    `resume`: go on from the newest whole checkpoint of this name; `auto` does so if there is one, and begins otherwise.
+    """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     name: str = "default"
     output_dir: str = "outputs"
     seed: int = 0
-    resume: bool = False
+    resume: bool | Literal["auto"] = False
     eval_every: int = 4
     log_every: int = 1
 
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name or self.name in (".", ".."):
             raise SettingError("run.name", self.name, "must be a folder name: not empty, no '/'")
+        _choices("run", self)
         _not_negative("run", self, "seed", "eval_every", "log_every")
         if self.seed >= 2**32:
             raise SettingError("run.seed", self.seed, "must be less than 2**32")

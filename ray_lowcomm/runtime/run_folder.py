@@ -1,18 +1,24 @@
 """A run's folder: one run at a time, nothing of an older run overwritten, the newest whole checkpoint found."""
 
+import json
 from pathlib import Path
+from typing import Any
 
-from ray_lowcomm.core.errors import FleetError
+from ray_lowcomm.core.errors import CheckpointError, FleetError
 from ray_lowcomm.core.settings import RunSettings
 from ray_lowcomm.engine.checkpoint import Found, find_newest, whole_checkpoints
+from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.runtime.owned_folder import OwnedFolder
+
+SUMMARY = "summary.json"
 
 
 class RunFolder:
     """Context in which this process owns ``<output_dir>/<name>``.
 
     `newest` is the whole checkpoint to go on from (None: start anew); `said` is what the user should know: an older run
-    of that name is moved aside, never overwritten, and torn checkpoints are passed over.
+    of that name is moved aside, never overwritten, and torn checkpoints are passed over. With `run.resume: auto` a
+    folder without a checkpoint is an older run like any other.
     """
 
     def __init__(self, run: RunSettings) -> None:
@@ -36,10 +42,28 @@ class RunFolder:
         number = int(whole[-1].split("_")[-1])
         return f"the newest whole checkpoint is of round {number}: --run.resume goes on from there"
 
+    def finished(self, steps: int) -> dict[str, Any] | None:
+        """The summary of a run of so many steps that is over; None if there is something to do."""
+        if self.newest is None or self.newest.manifest["step"] < steps:
+            return None
+        storage = self._folder.storage
+        summary = json.loads(storage.read(SUMMARY)) if storage.exists(SUMMARY) else {}
+        return {"run_name": Path(self.path).name, "status": "finished"} | summary
+
+    def _find(self, storage: Storage) -> None:
+        """The newest checkpoint; with `auto` there need be none."""
+        try:
+            self.newest = find_newest(storage)
+        except CheckpointError:
+            # checkpoints that are there and damaged are for a person to look at
+            if self._resume != "auto" or whole_checkpoints(storage):
+                raise
+
     def _look(self) -> None:
         storage, remote = self._folder.storage, self._folder.remote
         if self._resume:
-            self.newest = find_newest(storage)
+            self._find(storage)
+        if self.newest is not None:
             self.said = "; ".join(f"passed over: {text}" for text in self.newest.skipped)
         elif remote and whole_checkpoints(storage):
             raise FleetError(f"{self.path} holds an older run: choose another run.name, or go on with --run.resume")

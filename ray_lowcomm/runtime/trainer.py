@@ -118,8 +118,12 @@ class LowCommTrainer:
             FleetError: the run failed; the text names the replica and the reason. What was written stays.
         """
         with sigterm_interrupts(), RunFolder(self.run) as folder, ExitStack() as closing:
-            plan = self._plan(folder)
             recorder = self._recorder(folder)
+            over = folder.finished(self.steps) if self.run.resume == "auto" else None
+            if over is not None:
+                recorder.on_notice(f"{folder.path} is complete at step {self.steps}: there is nothing to go on with")
+                return Result(over, folder.path)
+            plan = self._plan(folder)
             recorder.on_start(self._info(folder))
             if folder.said:
                 recorder.on_notice(folder.said)

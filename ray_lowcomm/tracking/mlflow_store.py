@@ -66,7 +66,7 @@ def store_of(tracking: TrackingSettings, run: RunSettings, run_dir: str) -> Stor
     local = f"{run.output_dir.rstrip('/')}/mlartifacts" if remote else (output / "mlartifacts").as_uri()
     artifacts = None if uri.startswith(("http:", "https:", "databricks")) else local
     key = run_dir if "://" in run_dir else str(Path(run_dir).expanduser().absolute())
-    return Store(uri, tracking.experiment, key, run.name, artifacts, run.resume)
+    return Store(uri, tracking.experiment, key, run.name, artifacts, bool(run.resume))
 
 
 class MlflowRun:

@@ -29,7 +29,8 @@ class Recorder:
         self._resumed = resumed_round > 0
         self._files = RunFiles(run_dir, resumed_round)
         self._progress = RoundProgress(config.inner.steps, config.run.log_every)
-        self._store = store_of(config.tracking, config.run, run_dir)
+        run = replace(config.run, resume=self._resumed)  # `auto` may begin a new one
+        self._store = store_of(config.tracking, run, run_dir)
         self._mlflow = MlflowLog(self._store, self.on_notice) if self._store else None
 
     def on_start(self, info: Mapping[str, Any]) -> None:

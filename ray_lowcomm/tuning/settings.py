@@ -50,7 +50,9 @@ class SweepConfig(_Registry, TrainConfig):
     reduction_factor: float = Field(2.0, description="of asha: one trial in so many goes on, for so much longer")
     max_concurrent: int | None = Field(None, description="most trials at a time (null: as many as there is room for)")
     time_budget: float | None = Field(None, description="seconds after which the sweep is stopped (null: no limit)")
-    resume: bool = Field(False, description="finish an interrupted sweep of this run.name, as it was begun")
+    resume: bool | Literal["auto"] = Field(
+        False, description="finish an interrupted sweep of this run.name, as it was begun (auto: if there is one)"
+    )
 
     @field_validator("num_samples", "max_concurrent")
     @classmethod

@@ -76,7 +76,7 @@ def run_sweep(config: SweepConfig, space: Space) -> None:
     connected = connect(plan.base.fleet)
     try:
         check_trial_fits(plan.base)
-        with SweepFolder(config.run, config.resume) as folder:
+        with SweepFolder(config.run, bool(config.resume)) as folder:
             if folder.said:
                 show.say(folder.said)
             if config.resume:
@@ -125,7 +125,7 @@ def _plan(config: SweepConfig, space: Space, show: Show) -> Plan:
     wanted = most_trials(config, domains)
     show.expect(wanted, domains)
     show.say(headline(config, space, wanted))
-    draw = drawing(config, domains, Screen(base, space, on_refused), show.say, config.resume)
+    draw = drawing(config, domains, Screen(base, space, on_refused), show.say, bool(config.resume))
     show.expect(draw.num_samples, domains)
     return Plan(config, space, base, domains, draw, judge, refused)
 

@@ -51,6 +51,11 @@ def check_resumable(storage: Storage) -> None:
         raise FleetError(f"{storage.root} has no sweep to resume: run.name and run.output_dir say which is meant")
 
 
+def was_begun(run: RunSettings) -> bool:
+    """Whether there is a sweep of this name."""
+    return Storage(folder_path(run)).exists(CONFIG)
+
+
 def saved_config(run: RunSettings) -> Path | None:
     """The local file with what a sweep was told when it was begun; None if it is not there."""
     path = Path(folder_path(run)) / CONFIG
