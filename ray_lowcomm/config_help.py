@@ -109,6 +109,8 @@ def describe(kind: Any) -> str:
     for option in alternatives(kind):
         if get_origin(option) is Literal:
             words += map(str, get_args(option))
+        elif option is bool and kind is not bool:
+            words += ["true", "false"]
         elif option in _SCALARS:
             words.append(_SCALARS[option])
         elif get_origin(option) is dict:
