@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from ray_lowcomm.config import ConfigError
 from ray_lowcomm.core.errors import LowCommError, SettingError
+from ray_lowcomm.core.wording import worded
 from ray_lowcomm.runtime.stopping import sigterm_interrupts
 
 EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 130
@@ -46,4 +47,4 @@ def leave(code: int) -> NoReturn:
 def _said(error: LowCommError) -> str:
     # Ray raises an error of another process as a subclass of it whose text is that process's whole stack.
     cause = getattr(error, "cause", None)
-    return str(cause if isinstance(cause, LowCommError) else error)
+    return worded(str(cause if isinstance(cause, LowCommError) else error), "command")

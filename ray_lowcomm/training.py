@@ -33,4 +33,5 @@ def trainer_of(
         agreed=agreed if train_loop is None else {},
         recorder=recorder,
         on_event=on_event,
+        reader="command",
     )

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ray_lowcomm.core.errors import DataError
+from ray_lowcomm.core.wording import option
 from ray_lowcomm.data.sampler import ShardedSampler
 from ray_lowcomm.data.samples import Batch, Dataset, gather
 
@@ -56,7 +57,7 @@ class Batches:
         if state.get("length", sampler.length) != sampler.length:
             raise DataError(
                 f"the position is of a data set of {state['length']} samples, this one has {sampler.length}: "
-                "continue with the data set that the run began with, or start a new run with model.init_from"
+                f"take the data set that the run began with, or start a new run with {option('model.init_from')}"
             )
         if "progress" in state and list(state.get("replica", ())) == [sampler.index, sampler.replicas]:
             sampler.load_progress(_numbers(state["progress"]))

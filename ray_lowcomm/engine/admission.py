@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ray_lowcomm.core.wording import option
 from ray_lowcomm.engine import answers
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import Event
@@ -55,7 +56,8 @@ class Admission:
         fatal, other = self._fleet.agreement.changes_since(before)
         if fatal:
             self._fleet.fail(
-                f"the checkpoint was made by another run: {fatal}; start a run of its own, with model.init_from"
+                f"the checkpoint was made by another run: {fatal}; start a run of its own, with "
+                f"{option('model.init_from')}"
             )
         elif other:
             self._fleet.notice(f"goes on with other settings than before: {other}")

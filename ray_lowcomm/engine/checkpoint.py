@@ -16,6 +16,7 @@ from safetensors.torch import save as format_tensors
 from torch import Tensor
 
 from ray_lowcomm.core.errors import CheckpointError
+from ray_lowcomm.core.wording import option
 from ray_lowcomm.engine.book import FORMAT, RunPlan
 from ray_lowcomm.engine.storage import Storage
 
@@ -103,7 +104,7 @@ def resumed(plan: RunPlan, found: Found) -> RunPlan:
     """
     theirs, ours = found.manifest["strategy"], plan.strategy.name
     if theirs != ours:
-        advice = "start a run of its own, with model.init_from"
+        advice = f"start a run of its own, with {option('model.init_from')}"
         raise CheckpointError(f"{found.folder} was made with strategy.name = {theirs}, this run has {ours}: {advice}")
     return replace(plan, restore=f"{plan.directory}/{found.folder}", restored=found.manifest)
 
@@ -134,7 +135,9 @@ def read_manifest(storage: Storage, folder: str) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not a manifest: delete its folder to go on from an older checkpoint")
     if manifest.get("format") != FORMAT:
         found = f"{path} has format {manifest.get('format')!r}, and this version reads format {FORMAT}"
-        raise CheckpointError(f"{found}: go on with the version that wrote it, or begin a run with model.init_from")
+        raise CheckpointError(
+            f"{found}: go on with the version that wrote it, or begin a run with {option('model.init_from')}"
+        )
     return manifest
 
 

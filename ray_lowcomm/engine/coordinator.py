@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ray_lowcomm.core.wording import option
 from ray_lowcomm.engine import answers
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.admission import Admission
@@ -155,7 +156,7 @@ class Coordinator:
         member.state = MemberState.OUT
         self.sitting_out.add(member.index)
         if len(self.sitting_out) >= self.plan.fleet.min_replicas and not self.in_state(*LIVE):
-            advice = "lower inner.lr, set inner.clip_norm, or look at the data"
+            advice = f"lower {option('inner.lr')}, set {option('inner.clip_norm')}, or look at the data"
             self.fail(f"round {arrival.round + 1}: no replica is left with finite values ({arrival.problem}); {advice}")
         self.answer(member.index, self._dismissal(arrival.problem))
         self.after_loss(member)
@@ -383,7 +384,8 @@ class Coordinator:
                 self.dismiss(member, "the run has ended")
             if self.book.waits_for_checkpoint(self.round):
                 # the model is exported before the last checkpoint's parts are written
-                self.fail("a replica died before the final model and checkpoint were whole: go on with --run.resume")
+                again = option("run.resume")
+                self.fail(f"a replica died before the final model and checkpoint were whole: go on with {again}")
                 return
             self.ended = True
             self.events.append(Event("ended", self.whole and self.where.step >= self.plan.total))

@@ -10,6 +10,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from ray_lowcomm.core.errors import FleetError
 from ray_lowcomm.core.settings import CohortSettings
+from ray_lowcomm.core.wording import option
 from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.member import TrainLoop
 from ray_lowcomm.engine.replica import RunSpec
@@ -25,7 +26,7 @@ from ray_lowcomm.runtime.worker import WorkerPlan
 POLL_S = 0.25  # a signal is noticed only between two waits
 CALL_TIMEOUT_S = 60.0
 TRAIN_FOLDER = ".ray_train"
-RESUME = ": resume with --run.resume"
+RESUME = f": go on with {option('run.resume')}"
 LEAVE_S = 15.0  # how long replicas may take to leave by themselves
 CUT_S = 0.8  # the same when the process is stopped from outside: after `ray job stop` it has 3 s to live
 

@@ -8,6 +8,7 @@ from filelock import FileLock, Timeout
 
 from ray_lowcomm.core.errors import FleetError, LowCommError, SettingError
 from ray_lowcomm.core.settings import RunSettings
+from ray_lowcomm.core.wording import option
 from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.runtime.submitted import refuse_temporary
 
@@ -77,5 +78,5 @@ class OwnedFolder:
             if not Path(self._lock.lock_file).exists():  # the lock waits for a folder in which no file can be
                 raise OSError(f"no file can be created in {Path(self.path).parent}") from error
             raise FleetError(
-                f"{self.path} belongs to a run or sweep that is going on: choose another run.name"
+                f"{self.path} belongs to a run or sweep that is going on: choose another {option('run.name')}"
             ) from error

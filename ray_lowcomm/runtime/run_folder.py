@@ -6,6 +6,7 @@ from typing import Any
 
 from ray_lowcomm.core.errors import CheckpointError, FleetError
 from ray_lowcomm.core.settings import RunSettings
+from ray_lowcomm.core.wording import option
 from ray_lowcomm.engine.checkpoint import Found, find_newest, whole_checkpoints
 from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.runtime.owned_folder import OwnedFolder
@@ -40,7 +41,7 @@ class RunFolder:
         if not whole:
             return "no checkpoint was whole yet (checkpoint.every): a new start is all there is"
         number = int(whole[-1].split("_")[-1])
-        return f"the newest whole checkpoint is of round {number}: --run.resume goes on from there"
+        return f"the newest whole checkpoint is of round {number}: {option('run.resume')} goes on from there"
 
     def finished(self, steps: int) -> dict[str, Any] | None:
         """The summary of a run of so many steps that is over; None if there is something to do."""
@@ -66,7 +67,10 @@ class RunFolder:
         if self.newest is not None:
             self.said = "; ".join(f"passed over: {text}" for text in self.newest.skipped)
         elif remote and whole_checkpoints(storage):
-            raise FleetError(f"{self.path} holds an older run: choose another run.name, or go on with --run.resume")
+            raise FleetError(
+                f"{self.path} holds an older run: choose another {option('run.name')}, or go on with "
+                f"{option('run.resume')}"
+            )
         elif not remote and Path(self.path).exists():
             self.said = self._folder.move_aside()
         if not remote:

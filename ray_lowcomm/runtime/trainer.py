@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ray_lowcomm import strategies
 from ray_lowcomm.config import LoopConfig, LoopSettings, section
-from ray_lowcomm.core.errors import FleetError, SettingError
+from ray_lowcomm.core.errors import FleetError, LowCommError, SettingError
 from ray_lowcomm.core.settings import (
     CheckpointSettings,
     Fault,
@@ -18,6 +18,7 @@ from ray_lowcomm.core.settings import (
     StrategySettings,
     TrackingSettings,
 )
+from ray_lowcomm.core.wording import Reader, option, reworded, worded
 from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.checkpoint import resumed
 from ray_lowcomm.engine.member import TrainLoop, describe
@@ -59,7 +60,7 @@ class TrainerOptions:
     all replicas. `recorder` makes the recorder from the run's folder and the round it starts from; by default files,
     progress and MLflow. `on_event` is called with each event of the run, one at a time: those of the coordinator, and
     before each ``record`` of a round ``totals``, a mapping of the sums so far. The next round is not closed before it
-    has returned.
+    has returned. `reader`: for whom texts name settings, a ``command`` line's or a ``program``'s writer.
     """
 
     faults: tuple[Fault, ...] = ()
@@ -69,6 +70,7 @@ class TrainerOptions:
     agreed: Mapping[str, str] = field(default_factory=dict)
     recorder: Any = None
     on_event: Any = None
+    reader: Reader = "program"
 
     def __post_init__(self) -> None:
         if self.buffers not in ("average", "local", "first"):
@@ -117,6 +119,12 @@ class LowCommTrainer:
         Raises:
             FleetError: the run failed; the text names the replica and the reason. What was written stays.
         """
+        try:
+            return self._fit()
+        except LowCommError as error:
+            raise reworded(error, self.options.reader) from error.__cause__
+
+    def _fit(self) -> Result:
         with sigterm_interrupts(), RunFolder(self.run) as folder, ExitStack() as closing:
             recorder = self._recorder(folder)
             over = folder.finished(self.steps) if self.run.resume == "auto" else None
@@ -126,16 +134,16 @@ class LowCommTrainer:
             plan = self._plan(folder)
             recorder.on_start(self._info(folder))
             if folder.said:
-                recorder.on_notice(folder.said)
-            attempt = _Attempt(recorder, self.options.on_event, plan)
+                recorder.on_notice(self._worded(folder.said))
+            attempt = _Attempt(recorder, self.options, plan)
             try:
                 self._run(attempt, plan, closing)
             except BaseException as error:
                 status = "failed" if isinstance(error, Exception) else "stopped"
-                reason = describe(error) if status == "failed" else "stopped from outside"
+                reason = self._worded(describe(error)) if status == "failed" else "stopped from outside"
                 recorder.on_end(self._head() | {"status": status, "error": reason} | attempt.summary)
                 if status == "stopped":
-                    recorder.on_notice(folder.kept())
+                    recorder.on_notice(self._worded(folder.kept()))
                 raise
             early = "stopped" if self._stopping else "incomplete"
             status = "failed" if attempt.failure else "finished" if attempt.complete else early
@@ -144,6 +152,9 @@ class LowCommTrainer:
             if attempt.failure:
                 raise FleetError(attempt.failure + attempt.hint)
             return Result(dict(final), folder.path)
+
+    def _worded(self, text: str) -> str:
+        return worded(text, self.options.reader)
 
     def stop(self, reason: str) -> None:
         """Make a `fit` in another thread end now and in order; its result says that it was stopped, and why."""
@@ -234,7 +245,7 @@ class LowCommTrainer:
             return plan
         done = folder.newest.manifest["step"]
         if done >= self.steps:
-            raise FleetError(f"{folder.path} is complete at step {done}: raise inner.steps to train on")
+            raise FleetError(f"{folder.path} is complete at step {done}: raise {option('inner.steps')} to train on")
         return resumed(plan, folder.newest)
 
     def _spec(self, directory: str) -> RunSpec:
@@ -260,8 +271,9 @@ class _Stopped(BaseException):
 class _Attempt:
     """Passes the coordinator's events on to the recorder, and keeps how the run failed."""
 
-    def __init__(self, recorder: Recorder, watch: Callable[[Event], None] | None, plan: RunPlan) -> None:
-        self._recorder, self._watch, self._directory, self._keep = recorder, watch, plan.directory, plan.checkpoint.keep
+    def __init__(self, recorder: Recorder, options: TrainerOptions, plan: RunPlan) -> None:
+        self._recorder, self._watch, self._reader = recorder, options.on_event, options.reader
+        self._directory, self._keep = plan.directory, plan.checkpoint.keep
         before: float = plan.restored["totals"]["wall_s"] if plan.restored else 0.0
         self._began = time.monotonic() - before
         self.failure = self.hint = ""
@@ -281,7 +293,7 @@ class _Attempt:
         if event.kind == "record":
             self._recorder.on_round(event.data)
         elif event.kind == "notice":
-            self._recorder.on_notice(event.data)
+            self._recorder.on_notice(worded(event.data, self._reader))
         elif event.kind == "start_loss" and event.data is not None:
             self._recorder.on_notice(f"validation loss before training: {event.data:.4f}")
         elif event.kind == "manifest":
@@ -289,7 +301,7 @@ class _Attempt:
         elif event.kind == "ended":
             self.complete = event.data
         elif event.kind == "failed":
-            self.failure, traceback = event.data
+            self.failure, traceback = worded(event.data[0], self._reader), event.data[1]
             if traceback and "://" not in self._directory:
                 path = Path(self._directory, "error.txt")
                 path.write_text(traceback)

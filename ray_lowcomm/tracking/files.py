@@ -12,6 +12,7 @@ from pyarrow import ArrowException
 from pyarrow import fs as arrow_fs
 
 from ray_lowcomm.core.errors import FleetError, SettingError
+from ray_lowcomm.core.wording import option
 
 _REWRITE_EVERY = 50
 
@@ -104,7 +105,9 @@ def _said_of(path: object) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or " ".join(str(error).split())
-        raise FleetError(f"{path} cannot be written: {reason}; mend that and go on with --run.resume") from error
+        raise FleetError(
+            f"{path} cannot be written: {reason}; mend that and go on with {option('run.resume')}"
+        ) from error
 
 
 def plain(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """How a run ends: all finished, stopped, or failed."""
 
+from ray_lowcomm.core.wording import worded
 from ray_lowcomm.engine import messages as m
 
 from .desk import ROUNDS, Desk, only
@@ -28,7 +29,8 @@ def test_a_death_before_the_last_checkpoint_is_whole_fails_the_run():
     desk.send(m.Finished(0, "final"))
     desk.lose(1)
     assert not desk.said("ended")
-    assert "--run.resume" in desk.failure
+    assert "go on with --run.resume" in worded(desk.failure, "command")
+    assert 'go on with run={"resume": True}' in worded(desk.failure, "program")
 
 
 def test_a_train_function_that_returns_early_leaves_the_others_in_peace_and_is_counted():
