@@ -11,6 +11,12 @@ STATE_DEPENDS_ON = frozenset(
 )
 # of another model the loading says which parameter does not fit
 NOT_COMPARED = frozenset(("model.layout", "model.dense_bytes"))
+# what hashes cannot say
+ADVICE = {
+    "model.layout": "its trainable parameters have other names, shapes or types: build the same model in every replica",
+    "model.frozen": "its frozen weights are others, and nobody ever exchanges them: load the same into every replica, "
+    "or make them right at the start of the train function, where random numbers are still alike",
+}
 
 
 class Agreement:
@@ -28,7 +34,9 @@ class Agreement:
             plan, self.settings = self._plan, mine
             self._schedule = strategies.schedule(plan.strategy, join.moments, plan.run.seed, plan.total)
         differing = {k: (v, self.settings.get(k)) for k, v in mine.items() if v != self.settings.get(k)}
-        return "; ".join(f"{k} is {v!r} there and {other!r} elsewhere" for k, (v, other) in differing.items())
+        return "; ".join(
+            ADVICE.get(k, f"{k} is {v!r} there and {other!r} elsewhere") for k, (v, other) in differing.items()
+        )
 
     def changes_since(self, before: dict[str, str]) -> tuple[str, str]:
         """Settings that differ from those of a checkpoint: (such as make its state useless, others)."""

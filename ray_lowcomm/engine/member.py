@@ -12,7 +12,8 @@ from torch import nn
 from ray_lowcomm.core import randomness
 from ray_lowcomm.core.errors import FleetError, LowCommError
 from ray_lowcomm.engine import messages as m
-from ray_lowcomm.engine.replica import Host, LoopParts, Replica, RunSpec
+from ray_lowcomm.engine.loop_parts import LoopParts
+from ray_lowcomm.engine.replica import Host, Replica, RunSpec
 
 TrainLoop = Callable[["Context"], Any]
 

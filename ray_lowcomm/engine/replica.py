@@ -1,19 +1,16 @@
 """A replica: what a train loop holds. One `step` per optimizer step; everything else happens inside it."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Protocol, runtime_checkable
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ray_lowcomm import strategies
 from ray_lowcomm.core import randomness
 from ray_lowcomm.core.digest import digest_tensors, digest_text
-from ray_lowcomm.core.errors import ExchangeError, FleetError, ModelError, SettingError
-from ray_lowcomm.core.names import model_state, trainable_parameters
-from ray_lowcomm.core.optimizers import Optimizers
+from ray_lowcomm.core.errors import ExchangeError, FleetError, ModelError
+from ray_lowcomm.core.names import model_state
 from ray_lowcomm.core.schedule import Schedule, SyncOp
 from ray_lowcomm.core.settings import CheckpointSettings, Fault, FleetSettings, RunSettings, StrategySettings
 from ray_lowcomm.core.tracks import PARAMS, Tracks
@@ -22,34 +19,14 @@ from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.buffers import BufferSync
 from ray_lowcomm.engine.duties import Duties
 from ray_lowcomm.engine.faults import FaultInjector
-from ray_lowcomm.engine.inner_step import InnerStep, Scaler
+from ray_lowcomm.engine.inner_step import InnerStep
+from ray_lowcomm.engine.loop_parts import Dealt, LoopParts, check_gradients
 from ray_lowcomm.engine.round import Held, Parties, Round, Seat, Work, tokens_of
-from ray_lowcomm.engine.state import ReplicaState, Stateful
+from ray_lowcomm.engine.state import ReplicaState
 from ray_lowcomm.engine.transport import Channel, Transport
 from ray_lowcomm.engine.watch import Watch, unheld
 
 WORK, SCALER = "replica.work", "replica.scaler"  # names in the local state, and in what joiners get, too
-
-
-class Positioned(Protocol):
-    """Data whose position travels with the rounds: samples consumed of each virtual shard."""
-
-    @property
-    def positions(self) -> dict[int, int]:
-        """Of this replica's own shards."""
-        ...
-
-    def load(self, positions: Mapping[int, int]) -> None:
-        """Go to where the own shards are among `positions`, those of all shards; to 0 where one is missing."""
-
-
-@runtime_checkable
-class Dealt(Protocol):
-    """Data whose shards are dealt out anew when an elastic fleet grows or shrinks (of others each replica keeps its
-    own shards, and nobody reads those of a replica that is missing)."""
-
-    def deal(self, members: tuple[int, ...]) -> None:
-        """From here on these replicas share all shards; `load` follows. Who is not among them owns none."""
 
 
 @dataclass(frozen=True)
@@ -77,36 +54,6 @@ class Host:
     transport: Transport
     die: Callable[[], None]
     sleep: Callable[[float], None] = time.sleep
-
-
-@dataclass(frozen=True)
-class LoopParts:
-    """What a train loop hands over. `schedule` maps the nominal step to a multiplier of each group's learning rate;
-    `evaluate` gives the validation loss of a model; `export` writes the final model into a folder of its own.
-
-    `stateful` is saved with each replica, and given to those that join; `local_stateful` is saved, and nobody else's.
-    With a `scaler` (torch.amp.GradScaler) the loop calls ``scaler.scale(loss).backward()`` and leaves the rest of the
-    scaler's work to `Replica.step`, which gets the loss itself.
-    """
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
-    schedule: Callable[[int], float] | None = None
-    clip_norm: float | None = None
-    evaluate: Callable[[nn.Module], float] | None = None
-    data: Positioned | None = None
-    stateful: Mapping[str, Stateful] = field(default_factory=dict)
-    export: Callable[[nn.Module, str], None] | None = None
-    local_stateful: Mapping[str, Stateful] = field(default_factory=dict)
-    scaler: Scaler | None = None
-
-    def __post_init__(self) -> None:
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise SettingError("clip_norm", self.clip_norm, "must be greater than 0, or None for no clipping")
-        trainable = {id(p) for p in trainable_parameters(self.model).values()}
-        held = {id(p) for p in Optimizers(self.optimizer).parameters}
-        if not trainable & held:
-            raise ModelError("the optimizer holds no trainable parameter of the model: make it from model.parameters()")
 
 
 class Replica:
@@ -234,8 +181,9 @@ class Replica:
     def _check_loop(self) -> None:
         if said := self._watch.check(self.step_number):
             self._say(said)
-        if not self._trained and all(p.grad is None for p in self._state.tracks.parameters.values()):
-            raise ModelError("no parameter of the model has a gradient: call loss.backward() before replica.step(loss)")
+        if not self._trained:
+            averaged = self._ops(self._target)[0].point == "after_backward"
+            check_gradients(self._state.tracks.parameters, self._parts.clip_norm is not None, averaged)
 
     @property
     def digest(self) -> str | None:

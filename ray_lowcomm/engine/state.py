@@ -127,8 +127,6 @@ class ReplicaState:
     def _taken(self, prefix: str, things: Mapping[str, Stateful]) -> State:
         state: State = {}
         for name, thing in things.items():
-            if "/" in name:
-                raise ModelError(f"stateful {name!r}: a name has no '/'")
             try:
                 state |= pack(thing.state_dict(), prefix + name)
             except CheckpointError as error:

@@ -108,7 +108,7 @@ def test_stateful_that_cannot_be_saved_is_refused_at_wrap(tmp_path):
     def loop(context, outcome):
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        thing = type("Thing", (), {"state_dict": lambda self: {"hook": print}})()
+        thing = type("Thing", (), {"state_dict": lambda self: {"hook": print}, "load_state_dict": print})()
         context.wrap(model, optimizer, stateful={"thing": thing})
 
     failure = _run(loop, tmp_path, replicas=1).failure
@@ -134,7 +134,7 @@ def test_what_is_saved_or_given_on_one_side_only_is_said(tmp_path):
     assert "replica 0: stateful 'old' was saved, and context.wrap was given none of that name: it is lost" in said
     assert not any("'ema'" in text for text in said)
     failure = _run(with_stateful("a/b"), tmp_path / "c", replicas=1).failure
-    assert "stateful 'a/b': a name has no '/'" in failure
+    assert "stateful 'a/b': a name is a text without '/'" in failure
 
 
 def test_two_optimizers_are_stepped_and_come_back(tmp_path):
@@ -518,3 +518,79 @@ def test_a_loop_that_breaks_off_is_counted_and_said(tmp_path):
     )
     assert outcome.said("ended") == [False]
     assert any("replica 1: its train function returned" in text for text in outcome.said("notice"))
+
+
+# ---- what context.wrap is given --------------------------------------------------------------------------------------
+
+
+def _wrapping(options, sparse=False):
+    def loop(context, outcome):
+        model = nn.Sequential(nn.Embedding(10, 4, sparse=sparse), nn.Linear(4, 1))
+        given = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), **options}
+        replica = context.wrap(**given)
+        while not replica.finished:
+            loss = model(torch.arange(6)).square().mean()
+            loss.backward()
+            replica.step(loss)
+
+    return loop
+
+
+def _scheduler():
+    return torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": "net"}, "model is a str: context.wrap takes a torch.nn.Module"),
+        (
+            {"optimizer": torch.optim.AdamW},
+            "optimizer is the class AdamW: context.wrap takes a torch optimizer, or a "
+            "list of them: make one, AdamW(model.parameters(), …)",
+        ),
+        ({"optimizer": []}, "optimizer is an empty list: context.wrap takes a torch optimizer, or a list of them"),
+        ({"optimizer": [_scheduler()]}, "optimizer is a StepLR: context.wrap takes a torch optimizer"),
+        ({"optimizer": None}, "optimizer is None: context.wrap takes"),
+        (
+            {"schedule": _scheduler()},
+            "schedule is a StepLR: it must be a function of the step; give a torch scheduler as "
+            "stateful, and step it after replica.step",
+        ),
+        ({"evaluate": 3.0}, "evaluate is a float: it must be a function"),
+        ({"clip_norm": "1"}, "clip_norm = '1': must be a number, or None for no clipping"),
+        ({"stateful": [1]}, "stateful is a list: it must be a dictionary of things by name"),
+        ({"stateful": {"x": 3}}, "stateful 'x' is a int, which has no state_dict"),
+        ({"scaler": True}, "scaler is a bool: it must be a torch.amp.GradScaler"),
+        ({"data": [1, 2]}, "data is a list: it must have `positions` and `load`"),
+        ({"nonsense": 1}, "context.wrap does not take 'nonsense': it takes model, optimizer, schedule"),
+    ],
+)
+def test_an_argument_of_another_kind_is_one_line(options, said, tmp_path):
+    failure = _run(_wrapping(options), tmp_path, replicas=1).failure
+    assert failure.startswith(f"replica 0: {said}")
+    assert "\n" not in failure
+
+
+def test_sparse_gradients_work_or_are_refused_by_name(tmp_path):
+    outcome = _run(_wrapping({}, sparse=True), tmp_path / "a", replicas=2)
+    assert outcome.failure is None
+    clipped = _run(_wrapping({"clip_norm": 1.0}, sparse=True), tmp_path / "b", replicas=1).failure
+    assert "parameter '0.weight' has a sparse gradient, which cannot be clipped: leave clip_norm out, or" in clipped
+    averaged = _run(_wrapping({}, sparse=True), tmp_path / "c", strategy="ddp", replicas=2).failure
+    assert (
+        "parameter '0.weight' has a sparse gradient, which cannot be averaged by ddp, or take sparse=False" in averaged
+    )
+
+
+def test_frozen_weights_that_differ_are_refused_with_what_to_do(tmp_path):
+    def loop(context, outcome):
+        model = net()
+        with torch.no_grad():
+            model[0].weight.fill_(context.index)
+        model[0].requires_grad_(False)
+        context.wrap(model, torch.optim.SGD(model[2].parameters(), lr=0.1))
+
+    failure = _run(loop, tmp_path, replicas=2).failure
+    assert "replica 1 was started with other settings than the rest: its frozen weights are others" in failure
+    assert "load the same into every replica" in failure
