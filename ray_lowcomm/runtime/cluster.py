@@ -44,14 +44,26 @@ def connect(settings: FleetSettings) -> bool:
         else:
             _check_this_machine(settings)
             ray.init(address="local", include_dashboard=False, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, AuthenticationError) as error:
-        reason = str(error).splitlines()[0].split(". ")[0]
-        raise FleetError(f"fleet.address = {address!r}: no Ray cluster can be reached there: {reason}") from error
+    except OSError as error:
+        if "AF_UNIX" not in str(error):
+            raise FleetError(_unreachable(address, error)) from error
+        path = str(error).rsplit(": ", 1)[-1]
+        raise FleetError(
+            f"Ray keeps its sockets in a folder whose path is too long for them, {path}: name a short one, "
+            f"RAY_TMPDIR=/tmp (TMPDIR = {os.environ.get('TMPDIR', '')!r})"
+        ) from error
+    except (RuntimeError, ValueError, AuthenticationError) as error:
+        raise FleetError(_unreachable(address, error)) from error
     finally:
         # ray.init puts a handler of its own there, that ends the process without ending the run in order
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)
     return True
+
+
+def _unreachable(address: str | None, error: Exception) -> str:
+    reason = str(error).splitlines()[0].split(". ")[0]
+    return f"fleet.address = {address!r}: no Ray cluster can be reached there: {reason}"
 
 
 def check_room(settings: FleetSettings) -> str:

@@ -182,7 +182,9 @@ class LowCommTrainer:
 
         from ray_lowcomm.runtime.cluster import connect, surrounding_place
         from ray_lowcomm.runtime.fleet import RayFleet
+        from ray_lowcomm.runtime.sending import check_sendable
 
+        check_sendable(self.train_loop)
         if connect(self.fleet):
             closing.callback(ray.shutdown)
         in_step = self.options.on_event is not None
