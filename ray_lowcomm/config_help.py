@@ -27,7 +27,7 @@ MEANINGS = {
     "run.seed": "of weights, data order and random schedules",
     "run.resume": "go on from the newest whole checkpoint (auto: if there is one)",
     "run.eval_every": "rounds between validations (0: none)",
-    "run.log_every": "rounds between printed lines (0: none)",
+    "run.log_every": "rounds between printed lines (0: none; null: as many as can be read)",
     "checkpoint.every": "rounds between checkpoints (0: only at the end)",
     "checkpoint.keep": "the newest whole checkpoints that stay",
     "model.name": "byte_gpt, small_cnn, hf:CONFIG_DIR or module:factory",

@@ -54,7 +54,8 @@ def _fraction(section: str, settings: object, *names: str) -> None:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Name, place and pace of a run. `eval_every` and `log_every` are in rounds; 0 switches off.
+    """Name, place and pace of a run. `eval_every` and `log_every` are in rounds; 0 switches off, null logs as many
+    rounds as can be read.
 
     `resume`: go on from the newest whole checkpoint of this name; `auto` does so if there is one, and begins otherwise.
     """
@@ -66,7 +67,7 @@ class RunSettings:
     seed: int = 0
     resume: bool | Literal["auto"] = False
     eval_every: int = 4
-    log_every: int = 1
+    log_every: int | None = None
 
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name or self.name in (".", ".."):

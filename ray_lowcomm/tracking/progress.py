@@ -1,7 +1,9 @@
 """What a person sees of a run: a live line on a terminal, plain lines otherwise, and a table at the end."""
 
+import math
+import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,43 +13,68 @@ from rich.table import Table
 from rich.text import Text
 
 _WINDOW = 20
+_SHOWN_FIRST = 20  # rounds that a log has all of
+_LINES, _LINES_ABOVE = 150, 25  # and about so many later ones: without a terminal, and above the live line of one
+_TIME_LEFT = 15  # columns: " left 0:00:00", and one more
+_SAME_NOTICES = 5
 
 
 class RoundProgress:
     """Prints the rounds of one run.
 
     `total_steps`: nominal inner steps of the whole run, from which the time left is guessed; `log_every`: rounds
-    between plain lines (0: none).
+    between lines (0: none; None: as many as can be read, whatever the number of rounds).
     """
 
-    def __init__(self, total_steps: int, log_every: int = 1, console: Console | None = None) -> None:
+    def __init__(self, total_steps: int, log_every: int | None = None, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
         self._total, self._log_every = total_steps, log_every
-        self._rate = _Rate()
+        self._rate, self._notices = _Rate(), _Notices()
         self._bar: Progress | None = None
+        self._shown_step = 0  # of the last line
+        self._val_loss: float | None = None
+        self._val_shown = True
 
     def start(self, title: str, step: int = 0) -> None:
         """Begins at nominal `step` (0, or that of the checkpoint a run resumes from)."""
         self.notice(title)
+        self._shown_step = step
         if self._console.is_terminal:
-            columns: tuple[ProgressColumn, ...] = (BarColumn(24), _Status(), TextColumn("left"), TimeRemainingColumn())
-            self._bar = Progress(*columns, console=self._console, transient=True)
-            self._bar.add_task("", total=self._total, completed=step, status="waiting for the first round")
+            status, end = _Status(self._console), (TextColumn("left"), TimeRemainingColumn())
+            bar = (BarColumn(status.bar),) if status.bar else ()
+            self._bar = Progress(*bar, status, *end, console=self._console, transient=True)
+            self._bar.add_task("", total=self._total, completed=step, parts=[(0, "waiting for the first round")])
             self._bar.start()
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Shows one committed round (a record of ``rounds.jsonl``)."""
         self._rate.round(record["step"])
-        status = self._status(record)
+        if record["val_loss"] is not None:
+            self._val_loss, self._val_shown = record["val_loss"], False
         if self._bar:
-            self._bar.update(self._bar.task_ids[0], completed=record["step"], status=status)
-        elif self._log_every and record["round"] % self._log_every == 0:
+            parts = self._parts(record, self._val_loss)
+            self._bar.update(self._bar.task_ids[0], completed=record["step"], parts=parts)
+        if self._is_due(record):
+            val_loss = None if self._val_shown else self._val_loss
+            self._shown_step, self._val_shown = record["step"], True
             left = seconds((self._total - record["step"]) / self._rate.steps) if self._rate.steps else "?"
-            self._console.print(f"{status}  left {left}", markup=False, soft_wrap=True)
+            line = "  ".join(text for _, text in self._parts(record, val_loss))
+            self._console.print(f"{line}  left {left}", markup=False, soft_wrap=True)
+
+    def _is_due(self, record: Mapping[str, Any]) -> bool:
+        """Whether a round gets a line that stays."""
+        if self._log_every is not None:
+            return self._log_every > 0 and record["round"] % self._log_every == 0
+        if record["step"] >= self._total or (not self._bar and record["round"] <= _SHOWN_FIRST):
+            return True
+        lines = _LINES_ABOVE if self._bar else _LINES
+        return (record["step"] - self._shown_step) * lines >= self._total
 
     def notice(self, text: str) -> None:
-        """Prints one line above whatever is live."""
-        self._console.print(text, markup=False, soft_wrap=True)
+        """Prints one line above whatever is live; of many of one kind (they differ in numbers) ever fewer."""
+        line = self._notices.line(text)
+        if line:
+            self._console.print(line, markup=False, soft_wrap=True)
 
     def stop(self) -> None:
         """Takes the live line away. May be called twice."""
@@ -62,28 +89,72 @@ class RoundProgress:
         table.add_column(overflow="fold")
         for name, value in summary_rows(summary):
             table.add_row(Text(name), Text(value))
+        for text in self._notices.withheld():
+            self._console.print(text, markup=False, soft_wrap=True)
         self._console.print(table)
         for name, value in places.items():  # not in the table: a command is copied whole only if it is one line
             self.notice(f"{name}: {value}")
 
-    def _status(self, record: Mapping[str, Any]) -> str:
-        parts = [f"round {record['round']}", f"step {record['step']}/{self._total}", f"loss {number(record['loss'])}"]
-        if record["val_loss"] is not None:
-            parts.append(f"val {number(record['val_loss'])}")
-        parts += [f"up {size(record['bytes_up'])}", f"down {size(record['bytes_down'])}"]
-        parts.append(f"members {len(record['members'])}")
+    def _parts(self, record: Mapping[str, Any], val_loss: float | None) -> list[tuple[int, str]]:
+        """(how soon it may be left out where there is no room, what there is to say), in the order of a line."""
+        parts = [
+            (1, f"round {record['round']}"),
+            (2, f"step {record['step']}/{self._total}"),
+            (0, f"loss {number(record['loss'])}"),
+        ]
+        if val_loss is not None:
+            parts.append((0, f"val {number(val_loss)}"))
+        parts += [(4, f"up {size(record['bytes_up'])}"), (4, f"down {size(record['bytes_down'])}")]
+        parts.append((0, f"members {len(record['members'])}"))
         if record["retries"]:
-            parts.append(f"retries {record['retries']}")
+            parts.append((1, f"retries {record['retries']}"))
         if self._rate.rounds:
-            parts.append(f"{self._rate.rounds:.2f} rounds/s")
-        return "  ".join(parts)
+            parts.append((3, f"{self._rate.rounds:.2f} rounds/s"))
+        return parts
 
 
 class _Status(ProgressColumn):
-    """The round's numbers beside the bar, cut to the terminal's width."""
+    """The round's numbers beside the bar: where they do not all fit the least important go first."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    @property
+    def bar(self) -> int:
+        """Width of the bar beside it."""
+        return 24 if self._console.width >= 120 else 10 if self._console.width >= 72 else 0
 
     def render(self, task: Task) -> Text:
-        return Text(str(task.fields["status"]), no_wrap=True, overflow="ellipsis")
+        """The numbers, in one line."""
+        parts, width = list(task.fields["parts"]), self._console.width - (self.bar + bool(self.bar)) - _TIME_LEFT
+        while len(text := "  ".join(text for _, text in parts)) > width and any(rank for rank, _ in parts):
+            parts.remove(max(parts, key=lambda part: part[0]))
+        return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+class _Notices:
+    """The first few notices of each kind, then every tenth, hundredth …: kinds differ in more than numbers."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._shown: Counter[str] = Counter()
+        self._last: dict[str, str] = {}
+
+    def line(self, text: str) -> str:
+        """What to print of this one; '' for nothing."""
+        kind = re.sub(r"\d+", "0", text)
+        self._counts[kind] += 1
+        count, self._last[kind] = self._counts[kind], text
+        if count > _SAME_NOTICES and count % 10 ** int(math.log10(count)):
+            return ""
+        self._shown[kind] = count
+        return text if count <= _SAME_NOTICES else f"{text} ({count} of this kind so far)"
+
+    def withheld(self) -> list[str]:
+        """The last of each kind that was not printed, with their number."""
+        late = {kind: count for kind, count in self._counts.items() if count > self._shown[kind]}
+        return [f"{self._last[kind]} ({count} of this kind)" for kind, count in late.items()]
 
 
 class _Rate:

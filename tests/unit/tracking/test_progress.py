@@ -1,4 +1,5 @@
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -40,6 +41,71 @@ def test_plain_lines():
 def test_log_every(log_every, count):
     lines = shown(terminal=False, log_every=log_every).splitlines()
     assert sum(line.startswith("round ") for line in lines) == count
+
+
+def _lines(rounds, *, terminal, width=80, log_every=None, steps=16):
+    """All lines that stay after a run of so many rounds, and the live line after the last but one."""
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=width, highlight=False, color_system=None)
+    progress = RoundProgress(rounds * steps, log_every, console)
+    progress.start("run default")
+    live = ""
+    for number in range(1, rounds + 1):
+        progress.round(record(number, step=number * steps, loss=2.0, val_loss=1.5 if number % 4 == 0 else None))
+        if number == rounds - 1 and progress._bar:
+            plain = Console(file=io.StringIO(), width=width, highlight=False)
+            plain.print(progress._bar.get_renderable())
+            live = plain.file.getvalue()
+    progress.stop()
+    clean = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue().replace("\r", "\n"))
+    return [line for line in clean.splitlines() if re.match(r"round \d+  step", line)], live
+
+
+@pytest.mark.parametrize(("rounds", "least", "most"), [(5, 5, 5), (50, 50, 50), (200, 100, 200), (5000, 100, 200)])
+def test_without_a_terminal_there_are_as_many_lines_as_can_be_read(rounds, least, most):
+    lines, _ = _lines(rounds, terminal=False)
+    assert least <= len(lines) <= most
+    assert lines[0].startswith("round 1 ")
+    assert lines[-1].startswith(f"round {rounds} ")
+    assert all("val 1.5000" in line for line in lines[20:] if rounds == 5000)  # the newest one that was not shown yet
+
+
+@pytest.mark.parametrize(("rounds", "least", "most"), [(5, 5, 5), (200, 20, 40), (5000, 20, 40)])
+def test_a_terminal_keeps_some_history_above_the_live_line(rounds, least, most):
+    lines, _ = _lines(rounds, terminal=True)
+    assert least <= len(lines) <= most
+    assert f"round {rounds} " in lines[-1]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_the_user_sets_holds(terminal):
+    assert len(_lines(30, terminal=terminal, log_every=10)[0]) == 3
+    assert len(_lines(30, terminal=terminal, log_every=0)[0]) == 0
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_the_live_line_keeps_what_is_important(width):
+    _, live = _lines(5000, terminal=True, width=width)
+    line = live.splitlines()[0]
+    assert len(line) <= width
+    assert all(part in line for part in ("loss 2.0000", "val 1.5000", "members 2", " left "))
+    assert "…" not in line
+    assert ("up 2.0 KiB" in line) == (width >= 200)
+
+
+def test_of_many_notices_of_one_kind_few_are_shown_and_all_are_counted():
+    out = io.StringIO()
+    progress = RoundProgress(64, None, Console(file=out, force_terminal=False, width=200, highlight=False))
+    for number in range(1, 1235):
+        progress.notice(f"round {number}: replica 1 sits out")
+    progress.notice("another")
+    progress.end(summary(), {})
+    lines = [line for line in out.getvalue().splitlines() if "sits out" in line]
+    assert lines[:5] == [f"round {number}: replica 1 sits out" for number in range(1, 6)]
+    assert "round 100: replica 1 sits out (100 of this kind so far)" in lines
+    assert lines[-1] == "round 1234: replica 1 sits out (1234 of this kind)"
+    assert len(lines) < 40
+    assert "another\n" in out.getvalue()
 
 
 def test_terminal_has_a_live_line():
