@@ -46,7 +46,8 @@ def estimate(config: TrainConfig) -> tuple[dict[str, str], tuple[str, ...]]:
         "on the wire": f"{about}{_bytes(wire)} in all each way, per replica; DDP: {_bytes(ddp)}",
         "memory": f"about {_bytes(_memory(strategy, tracks))} per replica, without activations",
     }
-    return lines, strategies.remarks(strategy, settings, steps)
+    of_data: tuple[str, ...] = getattr(dataset, "remarks", ())
+    return lines, config.remarks() + strategies.remarks(strategy, settings, steps) + of_data
 
 
 def _memory(strategy: strategies.Strategy, tracks: Tracks) -> int:

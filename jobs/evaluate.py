@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
     if (folder / "model").is_dir() and not (folder / "model.safetensors").exists():
         folder = folder / "model"
     check_kind(str(_config_of(folder).parent))
-    config = load_config(["--config", str(_config_of(folder)), *argv[1:]], TrainConfig)
+    config = load_config(["--config", str(_config_of(folder)), *argv[1:]], TrainConfig, drawn=None)
     print(f"validation loss {evaluate(folder, config):.6f}")
 
 

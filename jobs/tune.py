@@ -7,13 +7,15 @@ a space that does not exist lists those that do. Results go to ``<run.output_dir
 ``best.yaml`` (for ``jobs.train --config``), ``report.html``, and a run folder for each trial.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import tune_spaces
 from jobs._main import leave, run_main
 from jobs._paths import settled
 from ray_lowcomm.config import load_config
 from ray_lowcomm.config_screen import Command
+from ray_lowcomm.config_sources import all_names
+from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.tuning.settings import SweepConfig, named
 from ray_lowcomm.tuning.sweep_folder import saved_config, was_begun
 
@@ -36,13 +38,24 @@ def main(argv: Sequence[str]) -> None:
     run_sweep(config, space)
 
 
+def _drawn(config: SweepConfig) -> Collection[str]:
+    from ray_lowcomm.tuning.drawn import drawn_names  # Ray Tune takes seconds to import
+
+    try:
+        return drawn_names(config, tune_spaces.load(config.space or "", config.budget))
+    except SettingError:  # that there is no such space is said later
+        return all_names(SweepConfig)
+
+
 def load_sweep(argv: Sequence[str]) -> SweepConfig:
     """The sweep's configuration; a resumed one is told again what it was told when it was begun."""
-    config = _decided(settled(named(load_config(argv, SweepConfig, command=COMMAND))))
+
+    def told(given: Sequence[str]) -> SweepConfig:
+        return _decided(settled(named(load_config(given, SweepConfig, command=COMMAND, drawn=_drawn))))
+
+    config = told(argv)
     saved = saved_config(config.run) if config.resume else None
-    if saved is None:
-        return config
-    return _decided(settled(named(load_config(["--config", str(saved), *argv], SweepConfig))))
+    return config if saved is None else told(["--config", str(saved), *argv])
 
 
 def _decided(config: SweepConfig) -> SweepConfig:

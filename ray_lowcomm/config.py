@@ -8,16 +8,24 @@ lists included, is replaced. A job with settings of its own subclasses `TrainCon
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
 
 from ray_lowcomm.config_help import problem_lines, problems_of
 from ray_lowcomm.config_screen import TRAIN, Command, help_of
-from ray_lowcomm.config_sources import Source, merge, read_arguments, read_environment, read_yaml
+from ray_lowcomm.config_sources import (
+    Source,
+    all_names,
+    merge,
+    named,
+    read_arguments,
+    read_environment,
+    read_yaml,
+)
 from ray_lowcomm.core.errors import LowCommError, SettingError
 from ray_lowcomm.core.settings import (
     CheckpointSettings,
@@ -30,7 +38,9 @@ from ray_lowcomm.core.settings import (
     StrategySettings,
     TrackingSettings,
 )
+from ray_lowcomm.effects import Given, differing, refuse_idle, remarks
 
+Drawn = Callable[[Any], Collection[str]]
 Scalar = str | int | float
 
 
@@ -59,6 +69,12 @@ class LoopConfig(BaseModel):
     fleet: FleetSettings = FleetSettings()
     faults: list[Fault] = Field(default_factory=list)
     tracking: TrackingSettings = TrackingSettings()
+
+    _given: Given = PrivateAttr(default_factory=Given)
+
+    def remarks(self) -> tuple[str, ...]:
+        """What a run of it does not do though a setting may let one think so, a line each."""
+        return remarks(self.resolved(), self._given)
 
     def resolved(self) -> Self:
         """The same with every number of the strategy filled in, and checked as far as that needs no model.
@@ -92,10 +108,13 @@ def load_config(
     environment: Mapping[str, str] = os.environ,
     base: Callable[[Mapping[str, Any]], str | None] = lambda given: None,
     command: Command = TRAIN,
+    drawn: Drawn | None = lambda config: (),
 ) -> C:
     """Reads and checks a configuration; `argv` is without the program's name.
 
     `base` may name, from all that is given, unchecked, a YAML file (path or URI) whose values stand where none are.
+    What is given and has no effect (`ray_lowcomm.effects`) is refused, but for what depends on the names that `drawn`
+    returns; with `drawn` None nothing is, since the job uses some settings only.
     ``--help`` prints one screen about `command`, ``--help SECTION …`` the fields of sections; both raise
     ``SystemExit(0)``. Raises `ConfigError` for anything that is wrong.
     """
@@ -108,21 +127,38 @@ def load_config(
         given = [*map(read_yaml, files), *read_environment(environment, cls), arguments]
         first = base(_merged(given, cls))
         if first is not None:
-            given.insert(0, read_yaml(first))
+            given.insert(0, replace(read_yaml(first), written=True))
     except SettingError as error:
         raise ConfigError(str(error)) from None
-    return _validated(given, cls)
+    return _validated(given, cls, drawn)
 
 
-def _validated(given: list[Source], cls: type[C]) -> C:
+def _validated(given: list[Source], cls: type[C], drawn: Drawn | None) -> C:
     try:
         config = cls.model_validate(_merged(given, cls))
-        config.resolved()
+        resolved = config.resolved()
+        config._given = _given(given, config)
+        if drawn is not None:
+            refuse_idle(resolved, config._given, lambda: drawn(config))
     except ValidationError as error:
         raise ConfigError("\n".join(problem_lines(error, cls, given))) from None
     except SettingError as error:
         raise ConfigError(str(error)) from None
     return config
+
+
+def _given(sources: list[Source], config: TrainConfig) -> Given:
+    """What was given: what is named outside of files, and in files what differs from the default."""
+    cls, all_of_a_run = type(config), all_names(TrainConfig)
+    changed = differing(config, cls())
+    names, inherited = set[str](), set[str]()
+    for source in sources:
+        here = named(source, cls)
+        if source.written or (source.file and here >= all_of_a_run):
+            inherited |= here & changed
+        else:
+            names |= here & changed if source.file else here
+    return Given(frozenset(names), frozenset(inherited - names))
 
 
 def _merged(given: list[Source], cls: type[C]) -> dict[str, Any]:

@@ -18,10 +18,15 @@ ENVIRONMENT_PREFIX = "RAY_LOWCOMM_"
 
 @dataclass(frozen=True)
 class Source:
-    """Values given in one place; `label` names it in an error (empty for the command line)."""
+    """Values given in one place; `label` names it in an error (empty for the command line).
+
+    `file`: it is one, which may name fields to leave them at their defaults; `written`: by a run, not by a person.
+    """
 
     label: str
     values: dict[str, Any]
+    file: bool = False
+    written: bool = False
 
 
 def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,6 +53,24 @@ def members(kind: Any) -> dict[str, Any] | None:
 def alternatives(kind: Any) -> tuple[Any, ...]:
     """The types of a union, or the one type."""
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def named(source: Source, cls: type) -> frozenset[str]:
+    """Dotted names of the fields of `cls` that a source has: of sections their fields, else the name itself."""
+    found = set()
+    for section, kind in (members(cls) or {}).items():
+        inside = source.values.get(section)
+        if members(kind) is None and section in source.values:
+            found.add(section)
+        elif members(kind) is not None and isinstance(inside, Mapping):
+            found |= {f"{section}.{name}" for name in inside}
+    return frozenset(found)
+
+
+def all_names(cls: type) -> frozenset[str]:
+    """Dotted names of all fields of the sections of `cls`."""
+    kinds = (members(cls) or {}).items()
+    return frozenset(f"{section}.{name}" for section, kind in kinds for name in members(kind) or {})
 
 
 def type_at(kind: Any, path: Sequence[str | int]) -> Any:
@@ -92,7 +115,7 @@ def read_yaml(path: str) -> Source:
         raise SettingError("--config", path, f"is not valid YAML{place}: {reason}") from None
     if values is not None and not isinstance(values, dict):
         raise SettingError("--config", path, "must hold sections, such as 'strategy:' with 'topk: 64' under it")
-    return Source(f"in {path}", {str(name): value for name, value in (values or {}).items()})
+    return Source(f"in {path}", {str(name): value for name, value in (values or {}).items()}, file=True)
 
 
 def _text_of(path: str) -> str:
@@ -110,7 +133,20 @@ def _text_of(path: str) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads ``1e-3`` as a number, too: YAML 1.1 wants a dot and a sign, and makes it text."""
+    """Reads ``1e-3`` as a number, too: YAML 1.1 wants a dot and a sign, and makes it text.
+
+    A name that stands twice in one mapping is an error: YAML would let the second replace the first.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping of a node; YAMLError where a name stands twice."""
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and seen.setdefault(key.value, line) != line:
+                said = f"{key.value!r} is given twice, first in line {seen[key.value]}: put both in one place"
+                raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(

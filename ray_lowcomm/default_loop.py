@@ -42,6 +42,7 @@ class DefaultLoop:
             data=sampler,
             local_stateful={"data": batches},
             export=lambda trained, folder: export_model(trained, folder, self.config),
+            remarks=getattr(dataset, "remarks", ()),
         )
         autocast = autocast_of(self.inner, context.device)
         accumulate = self.inner.accumulate

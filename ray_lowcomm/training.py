@@ -34,4 +34,5 @@ def trainer_of(
         recorder=recorder,
         on_event=on_event,
         reader="command",
+        config=config,
     )

@@ -312,6 +312,9 @@ class FleetSettings:
         if self.transport == "ray" and not any(self.resources_per_replica.values()):
             allowed = "must be more than 0 of something, or a fleet cannot grow with the cluster"
             raise SettingError("fleet.resources_per_replica", self.resources_per_replica, allowed)
+        if self.transport == "ray" and self.collective == "nccl" and not self.resources_per_replica.get("GPU"):
+            allowed = "needs GPUs: give each replica one (fleet.resources_per_replica.GPU: 1), or use gloo"
+            raise SettingError("fleet.collective", "nccl", allowed)
         total = sum(cohort.replicas for cohort in self.cohorts)
         if self.cohorts and total != self.max_replicas:
             raise SettingError("fleet.replicas", self.max_replicas, f"must equal the sum over fleet.cohorts, {total}")

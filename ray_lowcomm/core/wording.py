@@ -17,6 +17,7 @@ _ARGUMENTS = {
     "inner.steps": "steps",
     "inner.lr": "the learning rate",
     "inner.clip_norm": "clip_norm",
+    "model.buffers": "buffers",
     "model.init_from": "replica.load_weights",
 }
 """What stands for a setting of the jobs in a program with `LowCommTrainer` and `context.wrap`."""

@@ -96,7 +96,7 @@ def _open_files(settings: DataSettings) -> Source:
         raise DataError(
             f"{what}: the data set is empty: {'the file holds' if len(files) == 1 else 'its files hold'} no row"
         )
-    splits = _group_by_split(holding, path)
+    splits = _chosen_files(_group_by_split(holding, path), settings.split, what)
     options: dict[str, Any] = {"keep_linebreaks": True} if kind == "text" else {}
     escaped = {name: [glob.escape(file) for file in group] for name, group in splits.items()}
     loaded = _load(
@@ -153,17 +153,25 @@ def _holds_something(file: str) -> bool:
 
 
 def _group_by_split(files: list[str], path: str) -> dict[str, list[str]]:
-    """Files for validation are known by a word of their name, or of a folder below `path`: ``valid-00.parquet``."""
+    """Files by split: for validation are those with a word of their name, or of a folder below `path`, that says so
+    (``valid-00.parquet``), all others are for training."""
     root = Path(path).absolute() if Path(path).is_dir() else None
     groups: dict[str, list[str]] = {}
     for file in files:
         name = str(Path(file).relative_to(root)) if root else Path(file).name
         words = set(re.split(r"[^a-z]+", name.lower()))
         groups.setdefault(next((word for word in _VALIDATION_NAMES if word in words), "train"), []).append(file)
-    if "train" not in groups:
-        return {"train": files}
-    chosen = next((name for name in _VALIDATION_NAMES if name in groups), None)
-    return {"train": groups["train"]} | ({"validation": groups[chosen]} if chosen else {})
+    return groups
+
+
+def _chosen_files(groups: dict[str, list[str]], split: str, what: str) -> dict[str, list[str]]:
+    """The files to train on, and those to validate on if there are others for that."""
+    if split == "train" and "train" not in groups:
+        return {"train": [file for files in groups.values() for file in files]}
+    if split not in groups:
+        raise DataError(f"{what} has no split {split!r} (data.split): by their names its files are {', '.join(groups)}")
+    other = next((name for name in _VALIDATION_NAMES if name in groups and name != split), None)
+    return {"train": groups[split]} | ({"validation": groups[other]} if other else {})
 
 
 def _open_saved(settings: DataSettings, what: str) -> Source:
@@ -176,7 +184,7 @@ def _open_saved(settings: DataSettings, what: str) -> Source:
             raise DataError(f"{what}: a saved data set that cannot be read: {root_cause(error)}") from error
     if isinstance(loaded, datasets.DatasetDict):
         return _choose_splits(dict(loaded), settings, what)
-    return Source(loaded, None, False, what)
+    return _choose_splits({"train": loaded}, settings, what)
 
 
 def _open_hub(settings: DataSettings) -> Source:

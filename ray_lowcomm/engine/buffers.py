@@ -15,6 +15,7 @@ from ray_lowcomm.core.layout import Layout
 from ray_lowcomm.core.names import named_buffers, work_dtype
 from ray_lowcomm.core.payload import Payload, Proposal, Received
 from ray_lowcomm.core.schedule import Point, SyncOp
+from ray_lowcomm.core.wording import option
 
 MEAN, COPY = "buffers", "buffers_copied"
 TRACKS = (MEAN, COPY)
@@ -35,6 +36,12 @@ class BufferSync:
         self._averaged = tuple(averaged)
         self._copied = tuple(n for n in first if n not in averaged and policy != "local")
         self._layout = Layout.of(averaged, work_dtype(list(averaged.values())))
+
+    @property
+    def idle(self) -> str:
+        """A remark if the policy is not the default and there is nothing that it is about; else ''."""
+        chosen = self.policy != "average" and not self._forms
+        return f"{option('model.buffers')} = {self.policy!r}: has no effect, the model has no buffers" if chosen else ""
 
     @property
     def all(self) -> dict[str, Tensor]:

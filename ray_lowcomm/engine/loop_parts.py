@@ -42,7 +42,7 @@ class LoopParts:
 
     `stateful` is saved with each replica, and given to those that join; `local_stateful` is saved, and nobody else's.
     With a `scaler` (torch.amp.GradScaler) the loop calls ``scaler.scale(loss).backward()`` and leaves the rest of the
-    scaler's work to `Replica.step`, which gets the loss itself.
+    scaler's work to `Replica.step`, which gets the loss itself. `remarks` are said when the run begins.
     """
 
     model: nn.Module
@@ -55,6 +55,7 @@ class LoopParts:
     export: Callable[[nn.Module, str], None] | None = None
     local_stateful: Mapping[str, Stateful] = field(default_factory=dict)
     scaler: Scaler | None = None
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_kinds(self)

@@ -333,7 +333,8 @@ class Replica:
     def _remarks(self) -> tuple[str, ...]:
         left = unheld(self._state.tracks)
         of_strategy = strategies.remarks(self._parties.strategy, self._spec.strategy, self._spec.steps)
-        return of_strategy + ((left,) if left else ())
+        idle = self._state.buffers.idle
+        return of_strategy + tuple(text for text in (left, idle, *self._parts.remarks) if text)
 
     def _whole_digest(self) -> str:
         """Of all that must be alike where replicas begin: at the start, but also after all of them were lost."""

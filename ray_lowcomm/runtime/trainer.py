@@ -23,6 +23,7 @@ from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.checkpoint import resumed
 from ray_lowcomm.engine.member import TrainLoop, describe
 from ray_lowcomm.engine.replica import RunSpec
+from ray_lowcomm.runtime.arguments import judged
 from ray_lowcomm.runtime.run_folder import RunFolder
 from ray_lowcomm.runtime.stopping import sigterm_interrupts
 
@@ -61,6 +62,7 @@ class TrainerOptions:
     progress and MLflow. `on_event` is called with each event of the run, one at a time: those of the coordinator, and
     before each ``record`` of a round ``totals``, a mapping of the sums so far. The next round is not closed before it
     has returned. `reader`: for whom texts name settings, a ``command`` line's or a ``program``'s writer.
+    `config` is the checked configuration that all arguments are of, if there is one.
     """
 
     faults: tuple[Fault, ...] = ()
@@ -71,6 +73,7 @@ class TrainerOptions:
     recorder: Any = None
     on_event: Any = None
     reader: Reader = "program"
+    config: Any = None
 
     def __post_init__(self) -> None:
         if self.buffers not in ("average", "local", "first"):
@@ -110,6 +113,8 @@ class LowCommTrainer:
         self.run = section("run", RunSettings, run)
         self.checkpoint = section("checkpoint", CheckpointSettings, checkpoint)
         self.options = section("LowCommTrainer", TrainerOptions, options)
+        parts = {"strategy": strategy, "fleet": fleet, "run": run, "checkpoint": checkpoint, "inner": self.options}
+        self._remarks = self._judged(parts | {name: options.get(name) for name in ("faults", "tracking")})
         self._stopping = ""
         self._stop_fleet: Callable[[str], None] | None = None
 
@@ -135,6 +140,8 @@ class LowCommTrainer:
             recorder.on_start(self._info(folder))
             if folder.said:
                 recorder.on_notice(self._worded(folder.said))
+            for remark in self._remarks:
+                recorder.on_notice(remark)
             attempt = _Attempt(recorder, self.options, plan)
             try:
                 self._run(attempt, plan, closing)
@@ -212,8 +219,11 @@ class LowCommTrainer:
             return made
         from ray_lowcomm.tracking.recorder import Recorder as FullRecorder
 
+        return FullRecorder(self._config(), folder.path, start)
+
+    def _config(self) -> LoopConfig:
         options = self.options
-        config = LoopConfig(
+        return LoopConfig(
             run=self.run,
             checkpoint=self.checkpoint,
             inner=LoopSettings(self.steps, options.buffers, options.state_on_sync),
@@ -222,7 +232,12 @@ class LowCommTrainer:
             faults=list(options.faults),
             tracking=section("tracking", TrackingSettings, options.tracking),
         )
-        return FullRecorder(config, folder.path, start)
+
+    def _judged(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """What is to be said of the settings; SettingError for one that was given and has no effect."""
+        checked = self.options.config
+        said: tuple[str, ...] = judged(self._config(), arguments) if checked is None else checked.remarks()
+        return said
 
     def _head(self) -> dict[str, Any]:
         return {"run_name": self.run.name, "strategy": self.strategy.name}

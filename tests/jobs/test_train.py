@@ -12,9 +12,9 @@ from jobs._main import run_main
 
 SMALL = [
     *("--fleet.transport", "local", "--inner.steps", "24", "--strategy.inner_steps", "4", "--checkpoint.every", "2"),
-    *("--data.eval_samples", "32", "--data.sequence_length", "32"),
+    *("--data.eval_samples", "32"),
 ]
-TINY_GPT = ["--model.args", '{"layers": 1, "width": 16, "heads": 1}']
+TINY_GPT = ["--model.args", '{"layers": 1, "width": 16, "heads": 1}', "--data.sequence_length", "32"]
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def file(tmp_path):
         (["--run.resume", "false"], "run.resume", False),
         (["--run.resume", "auto"], "run.resume", "auto"),
         (["--run.name", "7"], "run.name", "7"),
-        (["--data.path=--odd"], "data.path", "--odd"),
+        (["--data.path=--odd", "--data.name", "files"], "data.path", "--odd"),
         (["--model.args.width", "128", "--model.args.bias", "False"], "model.args", {"width": 128, "bias": False}),
         (["--model.args", '{"width": 128}'], "model.args", {"width": 128}),
         (["--model.args.my-key", "text"], "model.args", {"my-key": "text"}),

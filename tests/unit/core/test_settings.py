@@ -33,6 +33,11 @@ BAD: list[tuple[type, dict[str, Any], str]] = [
     (s.FleetSettings, {"replicas": [2, 4], "quorum": 5}, r"fleet\.quorum = 5: must be at most fleet\.replicas = 4"),
     (s.FleetSettings, {"replicas": [1, 3], "cohorts": (s.CohortSettings(2),)}, r"fleet\.replicas = 3: must equal .* 2"),
     (s.FleetSettings, {"replicas": [1, 2], "resources_per_replica": {"CPU": 0}}, r"more than 0 of something"),
+    (
+        s.FleetSettings,
+        {"collective": "nccl"},
+        r"fleet\.collective = 'nccl': needs GPUs: .*resources_per_replica\.GPU: 1",
+    ),
     (s.Fault, {"do": "drop", "replica": 0, "round": 1}, r"faults\.do = 'drop': must be one of kill, hang, nan"),
     (s.RunSettings, {"name": "a/b"}, r"run\.name"),
     (s.CheckpointSettings, {"keep": 0}, r"checkpoint\.keep"),

@@ -23,7 +23,7 @@ def unpacked(tmp_path, monkeypatch):
 
 
 def configured(*argv):
-    return settled(load_config(argv, TrainConfig, {}))
+    return settled(load_config(["--data.name", "files", *argv], TrainConfig, {}))
 
 
 def test_inputs_become_absolute(here):

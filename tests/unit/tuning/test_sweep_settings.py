@@ -77,3 +77,21 @@ def test_a_name_that_mlflows_registry_refuses(name):
 def test_a_model_can_be_registered_only_where_there_is_mlflow():
     with pytest.raises(ConfigError, match=r"register = 'best': needs MLflow: tracking\.enabled must be true"):
         load("--space", "diloco", "--register", "best", "--tracking.enabled", "false")
+
+
+def test_what_a_space_draws_may_give_a_setting_its_effect(tmp_path, monkeypatch):
+    from jobs.tune import load_sweep
+
+    (tmp_path / "own_space.py").write_text(
+        "from ray import tune\nfrom ray_lowcomm.tuning.space import Space\n"
+        "SPACE = Space('own', 'x', lambda base: {'inner.optimizer': tune.choice(['sgd', 'adamw'])})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ["--space", "own_space:SPACE", "--inner.momentum", "0.5"]
+    assert load_sweep(own).inner.momentum == 0.5
+    placed = ["--fleet.transport", "local", "--fleet.resources_per_replica.CPU", "2"]
+    assert load_sweep(["--space", "diloco", *placed]).fleet.transport == "local"  # a trial is placed by it
+    with pytest.raises(ConfigError, match=r"^data\.path = 'x': has no effect with data\.name = 'python_stdlib'"):
+        load_sweep([*own, "--data.path", "x"])
+    with pytest.raises(ConfigError, match=r"^inner\.momentum = 0\.5: has no effect"):
+        load_sweep(["--space", "diloco", "--inner.momentum", "0.5"])
