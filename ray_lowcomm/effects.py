@@ -83,7 +83,6 @@ EFFECTS: tuple[Effect, ...] = (
     Effect(
         ("data.sequence_length",), ("data.name",), lambda c: c.data.name != "digits", "data.name to a source of text"
     ),
-    Effect(("data.eval_samples",), ("run.eval_every",), lambda c: c.run.eval_every > 0, "run.eval_every to 1 or more"),
     Effect(
         ("inner.betas",),
         ("inner.optimizer",),
@@ -194,6 +193,10 @@ def _autocast(config: Any) -> str:
     return "" if on_gpu else "has no effect: replicas run on CPUs (fleet.resources_per_replica has no GPU)"
 
 
+def _eval_samples(config: Any) -> str:
+    return "" if config.run.eval_every else "has no effect in this run: with run.eval_every = 0 nothing is validated"
+
+
 def _every(section: str, name: str, what: str) -> Callable[[Any], str]:
     def says(config: Any) -> str:
         period = getattr(getattr(config, section), name)
@@ -210,6 +213,7 @@ REMARKS: tuple[Remark, ...] = (
     Remark("strategy.exp_avg_period", ("inner.steps",), _moment("exp_avg_period")),
     Remark("strategy.exp_avg_sq_period", ("inner.steps",), _moment("exp_avg_sq_period")),
     Remark("strategy.overlap_steps", ("inner.steps", "strategy.inner_steps"), _overlap),
+    Remark("data.eval_samples", ("run.eval_every",), _eval_samples, given=True),
     Remark("inner.autocast", ("fleet.transport", "fleet.resources_per_replica"), _autocast, given=True),
     Remark("run.eval_every", ("inner.steps",), _every("run", "eval_every", "only the end is validated"), given=True),
     Remark("run.log_every", ("inner.steps",), _every("run", "log_every", "only the end is printed"), given=True),

@@ -54,7 +54,7 @@ RUNS = {
 @pytest.mark.parametrize("argv", RUNS.values(), ids=RUNS)
 def test_a_run_sends_what_was_said(argv, tmp_path, capfd):
     common = ["--fleet.transport", "local", "--fleet.replicas", "3", "--inner.steps", "14", "--run.eval_every", "0"]
-    common += ["--checkpoint.every", "0", "--tracking.enabled", "false"]
+    common += ["--checkpoint.every", "0", "--tracking.enabled", "false", "--data.eval_samples", "8"]
     argv = [*common, *argv, "--run.output_dir", str(tmp_path)]
     config = load_config(argv, train.JobConfig, {})
     said = Estimator().cost(config)
