@@ -15,6 +15,7 @@ from jobs._main import leave, run_main
 from jobs._paths import settled
 from jobs._saved import saved_config
 from ray_lowcomm.config import TrainConfig, load_config
+from ray_lowcomm.preflight import preflight
 
 
 class JobConfig(TrainConfig):
@@ -31,6 +32,7 @@ def main(argv: Sequence[str]) -> None:
 
         print_dry_run(config)
         return
+    preflight(config)
     train(config)
 
 

@@ -16,6 +16,7 @@ from ray_lowcomm.config import load_config
 from ray_lowcomm.config_screen import Command
 from ray_lowcomm.config_sources import all_names
 from ray_lowcomm.core.errors import SettingError
+from ray_lowcomm.preflight import preflight
 from ray_lowcomm.tuning.settings import SweepConfig, named
 from ray_lowcomm.tuning.sweep_folder import saved_config, was_begun
 
@@ -33,6 +34,7 @@ def main(argv: Sequence[str]) -> None:
     """Run the sweep with these arguments."""
     config = load_sweep(argv)
     space = tune_spaces.load(config.space or "", config.budget)
+    preflight(config, _drawn(config))
     from ray_lowcomm.tuning.sweep import run_sweep  # Ray takes seconds to import, and a mistake needs none of it
 
     run_sweep(config, space)

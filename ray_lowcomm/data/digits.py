@@ -1,5 +1,8 @@
 """scikit-learn's handwritten digits: 1,797 images of 8 x 8, on disk wherever scikit-learn is."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -14,12 +17,18 @@ def load_digits(settings: DataSettings, split: Split) -> LabelledImages:
 
     Raises DataError if scikit-learn is missing.
     """
-    try:
-        from sklearn.datasets import load_digits as load_from_sklearn
-    except ImportError as error:
-        raise DataError("data.name = 'digits' needs scikit-learn: pip install scikit-learn") from error
-    pixels, labels = load_from_sklearn(return_X_y=True)
+    pixels, labels = import_digits()(return_X_y=True)
     held_out = RowSplit(len(labels), settings.validation_fraction).is_validation(np.arange(len(labels)))
     chosen = held_out == (split == "validation")
     images = torch.from_numpy(pixels[chosen].astype(np.float32)).div_(16).reshape(-1, 1, 8, 8)
     return LabelledImages(images, torch.from_numpy(labels[chosen].astype(np.int64)), classes=10)
+
+
+def import_digits() -> Callable[..., Any]:
+    """Returns scikit-learn's own function; DataError if scikit-learn is missing."""
+    try:
+        from sklearn.datasets import load_digits as load_from_sklearn
+    except ImportError as error:
+        raise DataError("data.name = 'digits' needs scikit-learn: pip install scikit-learn") from error
+    found: Callable[..., Any] = load_from_sklearn
+    return found

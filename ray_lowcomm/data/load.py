@@ -4,12 +4,13 @@ from dataclasses import fields
 
 from ray_lowcomm.core.errors import DataError
 from ray_lowcomm.core.settings import DataSettings
-from ray_lowcomm.data.digits import load_digits
+from ray_lowcomm.data.digits import import_digits, load_digits
 from ray_lowcomm.data.images import load_images
 from ray_lowcomm.data.samples import Dataset, Split, evenly_spaced
-from ray_lowcomm.data.sources import Source, open_source
+from ray_lowcomm.data.sources import Source, check_hub_name, find_files, open_source
 from ray_lowcomm.data.stdlib import load_python_stdlib
 from ray_lowcomm.data.text import load_text
+from ray_lowcomm.data.tokens import check_tokenizer
 
 _TEXT = ("text_column", "sequence_length", "tokenizer")  # what is used of text only
 _IMAGES = ("image_column", "label_column")
@@ -34,14 +35,35 @@ def _load_whole(settings: DataSettings, split: Split) -> Dataset:
         return load_python_stdlib(settings, split)
     if settings.name == "digits":
         return load_digits(settings, split)
-    if settings.name != "files" and not settings.name.startswith("hf:"):
-        allowed = "must be python_stdlib, digits, files (with data.path) or hf:DATASET"
-        raise DataError(f"data.name = {settings.name!r}: {allowed}")
+    _check_name(settings.name)
     source = open_source(settings)
     is_text = _is_text(source, settings)
     dataset = load_text(source, settings, split) if is_text else load_images(source, settings, split)
     vars(dataset)["remarks"] = _idle(source, settings, is_text)
     return dataset
+
+
+def check(settings: DataSettings, here: bool = True) -> None:
+    """Looks for the data without reading it: the name, and where that is here, the files.
+
+    With `here` False the data is read on machines that may have other files. Raises DataError as `load`.
+    """
+    _check_name(settings.name)
+    if not here:
+        return
+    if settings.name == "files":
+        find_files(settings)
+    elif settings.name == "digits":
+        import_digits()
+    if settings.name != "digits" and settings.tokenizer != "bytes":
+        check_tokenizer(settings.tokenizer)
+
+
+def _check_name(name: str) -> None:
+    if name not in ("python_stdlib", "digits", "files") and not name.startswith("hf:"):
+        allowed = "must be python_stdlib, digits, files (with data.path) or hf:DATASET"
+        raise DataError(f"data.name = {name!r}: {allowed}")
+    check_hub_name(name)
 
 
 def _is_text(source: Source, settings: DataSettings) -> bool:

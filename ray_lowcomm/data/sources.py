@@ -77,7 +77,11 @@ def root_cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {first[:200]}"
 
 
-def _open_files(settings: DataSettings) -> Source:
+def find_files(settings: DataSettings) -> tuple[str, dict[str, list[str]]]:
+    """Returns the kind of the files at `settings.path`, and those of each split, without reading what is in them.
+
+    Of a data set that ``datasets`` has saved the kind is ``saved``. Raises DataError as `open_source`.
+    """
     if not settings.path:
         raise DataError(
             "data.path must be given with data.name = 'files': a file, a folder or a pattern like 'a/*.txt'"
@@ -85,7 +89,7 @@ def _open_files(settings: DataSettings) -> Source:
     path = settings.path
     what = f"data.path = {path!r}"
     if (Path(path) / "dataset_dict.json").is_file() or (Path(path) / "state.json").is_file():
-        return _open_saved(settings, what)
+        return "saved", {}
     try:
         files = [path] if "://" in path else _find_files(path, what)
         kind = _kind(files, what)
@@ -96,7 +100,14 @@ def _open_files(settings: DataSettings) -> Source:
         raise DataError(
             f"{what}: the data set is empty: {'the file holds' if len(files) == 1 else 'its files hold'} no row"
         )
-    splits = _chosen_files(_group_by_split(holding, path), settings.split, what)
+    return kind, _chosen_files(_group_by_split(holding, path), settings.split, what)
+
+
+def _open_files(settings: DataSettings) -> Source:
+    kind, splits = find_files(settings)
+    what = f"data.path = {settings.path!r}"
+    if kind == "saved":
+        return _open_saved(settings, what)
     options: dict[str, Any] = {"keep_linebreaks": True} if kind == "text" else {}
     escaped = {name: [glob.escape(file) for file in group] for name, group in splits.items()}
     loaded = _load(
@@ -187,11 +198,16 @@ def _open_saved(settings: DataSettings, what: str) -> Source:
     return _choose_splits({"train": loaded}, settings, what)
 
 
+def check_hub_name(name: str) -> None:
+    """Raises DataError for a ``hf:`` without the name of a data set after it."""
+    if name == "hf:":
+        raise DataError(f"data.name = {name!r}: give the name of a data set after 'hf:'")
+
+
 def _open_hub(settings: DataSettings) -> Source:
+    check_hub_name(settings.name)
     name = settings.name.removeprefix("hf:")
     what = f"data.name = {settings.name!r}"
-    if not name:
-        raise DataError(f"{what}: give the name of a data set after 'hf:'")
     advice = (
         "check the name, data.config_name and the network; without one, load it once where there is one and copy the "
         "cache (data.cache_dir), or use data.name = 'files'"

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -52,13 +53,23 @@ def _encode_tokens(tokenizer: Any, texts: list[str], last: list[int]) -> np.ndar
     return np.fromiter((token for ids in encoded for token in (*ids, *last)), dtype=np.int32)
 
 
+def check_tokenizer(name: str) -> None:
+    """Raises DataError if there is no package that could load the tokenizer."""
+    if find_spec("transformers") is None:
+        raise _no_transformers(name)
+
+
+def _no_transformers(name: str) -> DataError:
+    how = "pip install 'ray_lowcomm[hf]', or use data.tokenizer = 'bytes'"
+    return DataError(f"data.tokenizer = {name!r} needs transformers: {how}")
+
+
 def _load_tokenizer(name: str) -> Any:
     what = f"data.tokenizer = {name!r}"
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        message = f"{what} needs transformers: pip install 'ray_lowcomm[hf]', or use data.tokenizer = 'bytes'"
-        raise DataError(message) from error
+        raise _no_transformers(name) from error
     try:
         return AutoTokenizer.from_pretrained(name)
     except Exception as error:

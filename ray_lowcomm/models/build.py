@@ -4,6 +4,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import reduce
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 from ray_lowcomm.core.errors import ModelError
 from ray_lowcomm.core.settings import ModelSettings
 from ray_lowcomm.models.byte_gpt import ByteGPT
-from ray_lowcomm.models.huggingface import build_huggingface
-from ray_lowcomm.models.initial import load_weights
+from ray_lowcomm.models.huggingface import build_huggingface, read_config
+from ray_lowcomm.models.initial import check_files, load_weights
 from ray_lowcomm.models.small_cnn import SmallCNN
 
 MODELS: Mapping[str, Callable[..., nn.Module]] = {"byte_gpt": ByteGPT, "small_cnn": SmallCNN}
@@ -35,7 +36,7 @@ def build(settings: ModelSettings, defaults: Mapping[str, Any] | None = None) ->
         _check_size("vocab_size", getattr(wrapped.hf_model.config, "vocab_size", None), defaults)
         model: nn.Module = wrapped
     elif ":" in name:
-        model = _call(name, _import_factory(name), settings.args)
+        model = _call(name, _find_factory(name, _import_module(name)), settings.args)
     elif name in MODELS:
         takes = inspect.signature(MODELS[name]).parameters
         known = {key: value for key, value in (defaults or {}).items() if key in takes}
@@ -43,7 +44,7 @@ def build(settings: ModelSettings, defaults: Mapping[str, Any] | None = None) ->
             _check_size(argument, settings.args.get(argument), defaults)
         model = _call(name, MODELS[name], {**known, **settings.args})
     else:
-        raise ModelError(f"model.name = {name!r}: must be one of {', '.join(MODELS)}, hf:CONFIG_DIR or module:factory")
+        raise _no_such_model(name)
     if settings.init_from is not None:
         load_weights(model, settings.init_from)
     return model
@@ -71,12 +72,47 @@ def _check_size(argument: str, size: object, defaults: Mapping[str, Any] | None)
         raise ModelError(f"model.args.{argument} = {size}: the data set needs at least {needed}")
 
 
-def _import_factory(name: str) -> Callable[..., object]:
-    module_name, _, attribute = name.partition(":")
+def check(settings: ModelSettings, here: bool = True) -> None:
+    """Finds without weights and without calling a user's code what `build` would refuse: the name and its arguments.
+
+    With `here` False the model is built on machines that may have other files and modules: what is missing here may be
+    there. Raises ModelError as `build`.
+    """
+    name = settings.name
+    if name.startswith("hf:"):
+        if here:
+            read_config(name.removeprefix("hf:"), settings.args)
+    elif ":" in name:
+        try:
+            module = _import_module(name)
+        except ModelError:
+            if here:
+                raise
+            return
+        _bind(name, _find_factory(name, module), settings.args)
+    elif name in MODELS:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            _call(name, MODELS[name], settings.args)
+    else:
+        raise _no_such_model(name)
+    if here and settings.init_from is not None:
+        check_files(settings.init_from)
+
+
+def _no_such_model(name: str) -> ModelError:
+    return ModelError(f"model.name = {name!r}: must be one of {', '.join(MODELS)}, hf:CONFIG_DIR or module:factory")
+
+
+def _import_module(name: str) -> ModuleType:
+    module_name = name.partition(":")[0]
     try:
-        module = importlib.import_module(module_name)
+        return importlib.import_module(module_name)
     except Exception as error:
         raise ModelError(f"model.name = {name!r}: cannot import {module_name!r}: {_cause(error)}") from error
+
+
+def _find_factory(name: str, module: ModuleType) -> Callable[..., object]:
+    module_name, _, attribute = name.partition(":")
     try:
         factory = reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
@@ -86,17 +122,20 @@ def _import_factory(name: str) -> Callable[..., object]:
     return factory
 
 
-def _call(name: str, factory: Callable[..., object], args: Mapping[str, Any]) -> nn.Module:
+def _bind(name: str, factory: Callable[..., object], args: Mapping[str, Any]) -> None:
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):
-        signature = None
-    if signature is not None:
-        try:
-            signature.bind(**args)
-        except TypeError as error:
-            takes = ", ".join(signature.parameters) or "none"
-            raise ModelError(f"model.args do not fit {name!r}: {error}; its arguments: {takes}") from error
+        return
+    try:
+        signature.bind(**args)
+    except TypeError as error:
+        takes = ", ".join(signature.parameters) or "none"
+        raise ModelError(f"model.args do not fit {name!r}: {error}; its arguments: {takes}") from error
+
+
+def _call(name: str, factory: Callable[..., object], args: Mapping[str, Any]) -> nn.Module:
+    _bind(name, factory, args)
     try:
         model = factory(**args)
     except ModelError:

@@ -39,9 +39,22 @@ def build_huggingface(path: str, args: dict[str, Any]) -> HuggingFaceLM:
     `args` replace fields of the config. Nothing is downloaded. Raises ModelError if transformers is missing, the
     config cannot be read, a field is unknown or the model cannot be made.
     """
+    config = read_config(path, args)
+    from transformers import AutoModelForCausalLM
+
+    with _quiet():
+        try:
+            return HuggingFaceLM(AutoModelForCausalLM.from_config(config))
+        except Exception as error:
+            what = "no causal language model can be made of it"
+            raise ModelError(f"model.name = 'hf:{path}': {what}: {_cause(error)}") from error
+
+
+def read_config(path: str, args: dict[str, Any]) -> Any:
+    """Returns the config at `path` with `args` in the place of its fields; ModelError as `build_huggingface`."""
     name = f"model.name = 'hf:{path}'"
     try:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig
     except ImportError as error:
         raise ModelError(f"{name} needs transformers: pip install 'ray_lowcomm[hf]' ({error})") from error
     found = Path(path)
@@ -53,12 +66,9 @@ def build_huggingface(path: str, args: dict[str, Any]) -> HuggingFaceLM:
             config, unknown = AutoConfig.from_pretrained(path, **options, **args)
         except Exception as error:
             raise ModelError(f"{name}: not a config of transformers: {_cause(error)}") from error
-        if unknown:
-            raise ModelError(f"model.args: the config of {path} has no field {', '.join(map(repr, sorted(unknown)))}")
-        try:
-            return HuggingFaceLM(AutoModelForCausalLM.from_config(config))
-        except Exception as error:
-            raise ModelError(f"{name}: no causal language model can be made of it: {_cause(error)}") from error
+    if unknown:
+        raise ModelError(f"model.args: the config of {path} has no field {', '.join(map(repr, sorted(unknown)))}")
+    return config
 
 
 @contextmanager

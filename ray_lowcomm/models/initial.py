@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -45,6 +45,20 @@ def load_weights(model: nn.Module, source: str) -> None:
             wanted[name].copy_(tensor)
 
 
+def check_files(source: str) -> None:
+    """Looks for the files of `source` and reads what they say of themselves; ModelError as `load_weights`."""
+    for path in _files(Path(source)):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (OSError, SafetensorError, ValueError) as error:
+            raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> ModelError:
+    return ModelError(f"model.init_from: {path} is not a readable safetensors file: {error}")
+
+
 def _files(source: Path) -> list[Path]:
     if source.is_file():
         return [source]
@@ -65,7 +79,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError, ValueError) as error:
-        raise ModelError(f"model.init_from: {path} is not a readable safetensors file: {error}") from error
+        raise _unreadable(path, error) from error
 
 
 def _listing(names: list[str]) -> str:

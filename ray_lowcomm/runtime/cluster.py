@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import AuthenticationError
 
 from ray_lowcomm.core.errors import FleetError
@@ -130,6 +131,12 @@ def _check_this_machine(settings: FleetSettings) -> None:
     """Before a cluster is started here, which takes a while: it cannot have more CPUs than the machine."""
     others = {name: math.inf for name in settings.resources_per_replica if name != "CPU"}
     _check_sums(settings, {"CPU": float(os.cpu_count() or 1), **others}, {})
+    needed, there = settings.min_replicas * settings.resources_per_replica.get("GPU", 0.0), torch.cuda.device_count()
+    if settings.collective == "nccl" and needed > there:
+        raise FleetError(
+            f"fleet.collective = 'nccl': {needed:g} GPUs needed, torch finds {there} on this machine: use gloo, fewer "
+            "replicas, or a cluster (fleet.address)"
+        )
 
 
 def _check_nodes(settings: FleetSettings) -> None:
