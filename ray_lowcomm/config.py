@@ -55,6 +55,7 @@ class LoopSettings:
     steps: int
     buffers: str = "average"
     state_on_sync: str = "keep"
+    skip_nonfinite: bool = True
 
 
 class LoopConfig(BaseModel):

@@ -57,6 +57,7 @@ MEANINGS = {
     "inner.warmup_steps": "steps of linear warm-up",
     "inner.schedule": "learning rate after the warm-up",
     "inner.clip_norm": "largest norm of the gradient (null: no clipping)",
+    "inner.skip_nonfinite": "no optimizer step where loss or gradients are not finite",
     "inner.state_on_sync": "moments of the optimizer after a round",
     "inner.autocast": "bf16 autocast on CUDA",
     "strategy.name": "the algorithm",

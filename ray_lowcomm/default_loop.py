@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ray_lowcomm.core import randomness
 from ray_lowcomm.core.adopt import Adopt
 from ray_lowcomm.core.names import model_state, trainable_parameters
 from ray_lowcomm.core.settings import DataSettings, InnerSettings, ModelSettings
 from ray_lowcomm.data import Batch, Batches, Dataset, ShardedSampler, in_order, load
+from ray_lowcomm.data.samples import gather
 from ray_lowcomm.engine.member import Context
 from ray_lowcomm.models import build, check_loss
 
@@ -47,12 +50,14 @@ class DefaultLoop:
         autocast = autocast_of(self.inner, context.device)
         accumulate = self.inner.accumulate
         while not replica.finished:
+            seen = []
             if accumulate == 1:
                 loss = self._micro_step(model, batches, autocast, context.device)
                 loss.backward()
+                seen.append(batches.last)
             else:
-                loss = self._accumulated(model, batches, autocast, context.device)
-            replica.step(loss, batches.tokens * accumulate)
+                loss = self._accumulated(model, batches, autocast, context.device, seen)
+            replica.step(loss, batches.tokens * accumulate, culprits(model, dataset, seen, context.device))
 
     def _micro_step(
         self, model: nn.Module, batches: Iterator[Batch], autocast: AbstractContextManager[Any], device: torch.device
@@ -61,15 +66,45 @@ class DefaultLoop:
             return check_loss(model(on_device(next(batches), device)))
 
     def _accumulated(
-        self, model: nn.Module, batches: Iterator[Batch], autocast: AbstractContextManager[Any], device: torch.device
+        self,
+        model: nn.Module,
+        batches: Batches,
+        autocast: AbstractContextManager[Any],
+        device: torch.device,
+        seen: list[np.ndarray],
     ) -> Tensor:
-        """Mean loss of `accumulate` micro-batches, whose mean gradient is left in the parameters."""
+        """Mean loss of `accumulate` micro-batches, whose mean gradient is left in the parameters; their samples go to
+        `seen`."""
         total = torch.zeros((), device=device)
         for _ in range(self.inner.accumulate):
             loss = self._micro_step(model, batches, autocast, device) / self.inner.accumulate
             loss.backward()
             total += loss.detach()
+            seen.append(batches.last)
         return total
+
+
+def culprits(
+    model: nn.Module, dataset: Dataset, seen: list[np.ndarray], device: torch.device
+) -> Callable[[], list[int]]:
+    """Looks for the samples among those `seen` whose loss alone is not finite; all of them if there are none.
+
+    Model and random state are left as they were.
+    """
+
+    def find() -> list[int]:
+        samples = [int(number) for numbers in seen for number in numbers]
+        training = [module for module in model.modules() if module.training]
+        state = randomness.random_state()
+        model.eval()
+        with torch.no_grad():
+            losses = [float(model(on_device(gather(dataset, np.array([number])), device))) for number in samples]
+        for module in training:
+            module.training = True
+        randomness.set_random_state(state)
+        return [number for number, loss in zip(samples, losses, strict=True) if not math.isfinite(loss)] or samples
+
+    return find
 
 
 @dataclass

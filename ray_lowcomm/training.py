@@ -30,6 +30,7 @@ def trainer_of(
         faults=tuple(config.faults),
         buffers=config.model.buffers,
         state_on_sync=config.inner.state_on_sync,
+        skip_nonfinite=config.inner.skip_nonfinite,
         agreed=agreed if train_loop is None else {},
         recorder=recorder,
         on_event=on_event,

@@ -144,7 +144,10 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class InnerSettings:
-    """The replica's own training. `steps` is the nominal number of optimizer steps per replica in the whole run."""
+    """The replica's own training. `steps` is the nominal number of optimizer steps per replica in the whole run.
+
+    `skip_nonfinite`: where loss or gradients of a batch are not finite no optimizer step is taken (and it is counted).
+    """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
@@ -159,6 +162,7 @@ class InnerSettings:
     warmup_steps: int = 20
     schedule: Literal["constant", "cosine"] = "cosine"
     clip_norm: float | None = 1.0
+    skip_nonfinite: bool = True
     state_on_sync: Literal["keep", "reset"] = "keep"
     autocast: bool = True
 

@@ -16,7 +16,8 @@ class Batches:
 
     Each is a dict of tensors with a leading dimension `batch_size` (text: `input_ids`, `labels` [B, T] int64; images:
     `image` [B, C, H, W] float32, `label` [B] int64). Nothing is read ahead, so the state is always that of the last
-    batch returned. `tokens` is the number of tokens (images: samples) in one batch.
+    batch returned. `tokens` is the number of tokens (images: samples) in one batch, `last` are the numbers of the
+    samples in the last one, [B] int64.
     """
 
     def __init__(self, dataset: Dataset, sampler: ShardedSampler, batch_size: int) -> None:
@@ -26,12 +27,14 @@ class Batches:
             raise ValueError(f"a sampler of {sampler.length} samples over a data set of {len(dataset)}")
         self.dataset, self.sampler, self.batch_size = dataset, sampler, batch_size
         self.tokens = batch_size * dataset.tokens_per_sample
+        self.last = np.empty(0, dtype=np.int64)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        return gather(self.dataset, self.sampler.take(self.batch_size))
+        self.last = self.sampler.take(self.batch_size)
+        return gather(self.dataset, self.last)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position as plain data that JSON can hold.

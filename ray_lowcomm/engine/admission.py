@@ -26,7 +26,7 @@ class Admission:
             self._fleet.count_lost(old, join.reason or "was started again", alive=bool(join.reason))
         if join.steps_lost:
             self._fleet.book.totals.lost_inner_steps += join.steps_lost - (old.counted if old else 0)
-        member = Member(join.member, old.incarnation + 1 if old else 1, join.digest, join.endpoint)
+        member = Member(join.member, old.incarnation + 1 if old else 1, join.digest, join.endpoint, join.holds)
         self._fleet.members[join.member] = member
         self._fleet.events.append(Event("joined", join.member))
         if old is not None:
@@ -62,22 +62,27 @@ class Admission:
         elif other:
             self._fleet.notice(f"goes on with other settings than before: {other}")
 
-    def _begin(self, members: list[Member]) -> None:
-        """Train from the checkpoint, or from the lowest member's initial weights."""
+    def _begin(self, members: list[Member], holders: list[Member]) -> None:
+        """Train from the shared state that `holders` have; if nobody has it from the checkpoint, or from the lowest
+        member's initial weights."""
         self._fleet.started = True
         self._fleet.dealt = self.deal(members)
         self._fleet.deadlines.closed()
         self._fleet.sitting_out.clear()
-        first = min(members, key=lambda member: member.index)
-        others = [x for x in members if x.digest != first.digest and self._fleet.plan.restore is None]
+        first = min(holders or members, key=lambda member: member.index)
+        if holders:
+            others = [x for x in members if x not in holders]
+        else:
+            others = [x for x in members if x.digest != first.digest and self._fleet.plan.restore is None]
+        keep = bool(holders)
         evaluate = self._fleet.round == 0 and self._fleet.plan.run.eval_every > 0
         for member in members:
             if member in others:
                 member.state, member.donor = MemberState.FETCHING, first.index
             elif member is first:
-                self._welcome(member, serve=tuple(x.index for x in others), evaluate=evaluate)
+                self._welcome(member, serve=tuple(x.index for x in others), evaluate=evaluate and not keep, keep=keep)
             else:
-                self._welcome(member)
+                self._welcome(member, keep=keep)
 
     def begin_if_complete(self) -> None:
         """Begin as soon as all are there, so that a full fleet waits for nothing."""
@@ -88,14 +93,18 @@ class Admission:
         """Begin with whoever is there; where nobody holds the shared state any more, from the last whole checkpoint."""
         if self._fleet.in_state(*LIVE, MemberState.LEAVING):
             return
-        if self._fleet.started:
+        members = self._fleet.in_state(MemberState.JOINING)
+        holders = [x for x in members if x.holds == self._fleet.where.history] if self._fleet.started else []
+        if holders:
+            self._fleet.notice(f"round {self._fleet.round + 1} is begun again, with other data")
+        elif self._fleet.started:
             lost = self._fleet.where
             self._fleet.where = self._fleet.book.go_back(self._fleet.plan.restored)
             self._fleet.where.generation = lost.generation
             back = f"all replicas were lost: back from round {lost.round} to round {self._fleet.round}"
             again = f"no replica was left: goes on from round {lost.round}"
             self._fleet.notice(again if lost.round == self._fleet.round else back)
-        self._begin(self._fleet.in_state(MemberState.JOINING))
+        self._begin(members, holders)
 
     def deal(self, members: list[Member]) -> tuple[int, ...]:
         """Who shares the data from here on: in a fleet of a fixed size all, so that who comes back has what it had."""
@@ -103,11 +112,18 @@ class Admission:
         everybody = tuple(range(fleet.max_replicas))
         return tuple(sorted(x.index for x in members)) if fleet.elastic and members else everybody
 
-    def _welcome(self, member: Member, state: Any = None, serve: tuple[int, ...] = (), evaluate: bool = False) -> None:
+    def _welcome(
+        self,
+        member: Member,
+        state: Any = None,
+        serve: tuple[int, ...] = (),
+        evaluate: bool = False,
+        keep: bool = False,
+    ) -> None:
         member.state, member.arrival, member.vote, member.donor = MemberState.TRAINING, None, None, None
         member.planned = self._fleet.steps_to_next()
         fleet = self._fleet
-        answer = answers.welcome(member, fleet.where, fleet.plan, fleet.book, fleet.dealt, state)
+        answer = answers.welcome(member, fleet.where, fleet.plan, fleet.book, fleet.dealt, state, keep)
         self._fleet.answer(member.index, replace(answer, serve=serve, evaluate=evaluate))
 
     def offer(self, offer: m.Offer) -> None:

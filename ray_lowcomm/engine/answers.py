@@ -8,10 +8,11 @@ from ray_lowcomm.engine.membership import Exchange, Member, weights_of
 
 
 def welcome(
-    member: Member, where: Position, plan: RunPlan, book: Book, dealt: tuple[int, ...], state: Any
+    member: Member, where: Position, plan: RunPlan, book: Book, dealt: tuple[int, ...], state: Any, keep: bool
 ) -> m.Welcome:
-    """A member's start: from a peer's `state`, else from the plan's checkpoint, else with what it has."""
-    restores = state is None and plan.restore is not None
+    """A member's start: from a peer's `state`, with `keep` from the shared state it holds, else from the plan's
+    checkpoint, else with what it has."""
+    restores = state is None and not keep and plan.restore is not None
     return m.Welcome(
         incarnation=member.incarnation,
         round=where.round,
@@ -24,6 +25,7 @@ def welcome(
         manifest=plan.restored if restores else None,
         history=where.history,
         fired=tuple(sorted(book.fired)),
+        keep=keep,
     )
 
 

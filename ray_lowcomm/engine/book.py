@@ -79,6 +79,12 @@ class Book:
         for kind, amount in vote.bytes.items():
             moved[kind] = moved.get(kind, 0) + amount
 
+    def reject(self, arrival: m.Arrival) -> None:
+        """Count a replica's round that is rejected. Its samples are used: it goes on with others."""
+        self.totals.count_rejected(arrival.member)
+        self.totals.skipped_steps += arrival.skipped
+        self.data_positions.update(arrival.positions)
+
     def count_state_transfer(self, donor: int, joiner: int, nbytes: int) -> None:
         """Count a state that goes from a donor to a joiner."""
         self.totals.state_transfer_bytes += nbytes
@@ -95,9 +101,12 @@ class Book:
             self.data_positions.update(arrival.positions)
             self.totals.inner_steps += arrival.steps
             self.totals.tokens += arrival.tokens
+            self.totals.skipped_steps += arrival.skipped
+            self.totals.count_accepted(arrival.member)
         moved = list(self._moved.values())
         record = round_record((where.round, step, where.generation), arrivals, votes, moved, retries)
-        self.totals.train_loss = record["loss"]
+        if record["loss"] is not None:
+            self.totals.train_loss = record["loss"]
         self._count_residual_lost(where.round, sum(vote.residual_lost for vote in votes))
         for kind in ("compute_s", "exchange_s", "wait_s"):
             setattr(self.totals, kind, getattr(self.totals, kind) + record[kind])

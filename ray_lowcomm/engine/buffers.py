@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ray_lowcomm.core.digest import tensor_bytes
 from ray_lowcomm.core.errors import ModelError, PayloadError
+from ray_lowcomm.core.guards import all_finite
 from ray_lowcomm.core.layout import Layout
 from ray_lowcomm.core.names import named_buffers, work_dtype
 from ray_lowcomm.core.payload import Payload, Proposal, Received
@@ -32,7 +33,9 @@ class BufferSync:
         self.policy, self._model = policy, model
         first = named_buffers(model)
         self._forms = {name: (b.shape, b.dtype) for name, b in first.items()}
-        averaged = {n: b for n, b in first.items() if b.dtype.is_floating_point and policy == "average"}
+        # what is not finite from the start, such as a mask of −inf, has no mean
+        floating = {n: b for n, b in first.items() if b.dtype.is_floating_point and all_finite(b)}
+        averaged = floating if policy == "average" else {}
         self._averaged = tuple(averaged)
         self._copied = tuple(n for n in first if n not in averaged and policy != "local")
         self._layout = Layout.of(averaged, work_dtype(list(averaged.values())))

@@ -48,7 +48,7 @@ class Coordinator:
         self.closing = Closing(self)
         self.dealt = tuple(range(plan.fleet.max_replicas))  # who shares the data
         self._group: tuple[int, ...] = ()  # members of the generation whose collective group is known to work
-        self._retries = 0
+        self._retries = self._repeats = 0  # of exchanges, and of rounds in which nobody was finite
         self._failures: dict[int, int] = {}
         self.seconds_per_step: dict[int, float] = {}
         self.finishing = False
@@ -151,15 +151,23 @@ class Coordinator:
         return m.Stop(self.failure or reason) if self.failure or self.ended or self.finishing else m.Reset(reason)
 
     def _sit_out(self, member: Member, arrival: m.Arrival) -> None:
-        self.book.totals.nonfinite_rejected += 1
+        self.book.reject(arrival)
         self.notice(f"round {arrival.round + 1}: replica {member.index} sits out: {arrival.problem}")
         member.state = MemberState.OUT
         self.sitting_out.add(member.index)
-        if len(self.sitting_out) >= self.plan.fleet.min_replicas and not self.in_state(*LIVE):
-            advice = f"lower {option('inner.lr')}, set {option('inner.clip_norm')}, or look at the data"
-            self.fail(f"round {arrival.round + 1}: no replica is left with finite values ({arrival.problem}); {advice}")
+        if not self.in_state(*LIVE):
+            self._all_rejected(arrival)
         self.answer(member.index, self._dismissal(arrival.problem))
         self.after_loss(member)
+
+    def _all_rejected(self, arrival: m.Arrival) -> None:
+        """Nobody has finite values: the round is begun again with other data, but not for ever."""
+        self._repeats += 1
+        if self._repeats > self.plan.fleet.max_retries:
+            advice = f"lower {option('inner.lr')}, set {option('inner.clip_norm')}, or look at the data"
+            tried = f"{self._repeats} times, each with other data (fleet.max_retries)"
+            what = f"round {arrival.round + 1}: no replica is left with finite values ({arrival.problem})"
+            self.fail(f"{what}, {tried}; {advice}")
 
     def _close_if_complete(self) -> None:
         arrived = self.in_state(MemberState.ARRIVED)
@@ -248,7 +256,7 @@ class Coordinator:
                 self._failures[arrival.member] = 0
             self.seconds_per_step[arrival.member] = arrival.compute_s / arrival.steps if arrival.steps else 0.0
         self._farthest = max(self._farthest, self.round)
-        self._retries = 0
+        self._retries = self._repeats = 0
         self.sitting_out.clear()
         self.closing.give_duties(alive, record)
 

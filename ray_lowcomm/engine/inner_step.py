@@ -46,6 +46,7 @@ class InnerStep:
         self._all = list(tracks.parameters.values())
         self._clipped = [p for p in self._all if id(p) in held]
         self._clip_norm, self._schedule, self._scaler = clip_norm, schedule, scaler
+        self._unscaled = False
         self._base_lrs = [group["lr"] for group in tracks.optimizers.param_groups]
 
     def unscale(self) -> None:
@@ -53,6 +54,7 @@ class InnerStep:
         if self._scaler is not None:
             for optimizer in self._optimizers:
                 self._scaler.unscale_(optimizer)
+            self._unscaled = True
 
     def take(self, step: int) -> None:
         """The inner step after `step` nominal ones."""
@@ -69,5 +71,6 @@ class InnerStep:
         """Drop all gradients; the scale follows what `unscale` has noted."""
         for parameter in self._all:
             parameter.grad = None
-        if self._scaler is not None:
+        if self._scaler is not None and self._unscaled:
             self._scaler.update()
+            self._unscaled = False

@@ -31,12 +31,13 @@ PRESENT = (*LIVE, MemberState.JOINING, MemberState.LEAVING)
 @dataclass
 class Member:
     """One replica. `planned` are the inner steps it was told to take in this round, `counted` those that were counted
-    as lost on a guess, when it was given up. `leaving` is why it shall leave after this round."""
+    as lost on a guess, when it was given up. `leaving` is why it shall leave after this round, `holds` as in `Join`."""
 
     index: int
     incarnation: int
     digest: str
     endpoint: Any = None
+    holds: str | None = None
     state: MemberState = MemberState.JOINING
     donor: int | None = None
     planned: int = 0

@@ -26,13 +26,15 @@ class Join:
     remarks: tuple[str, ...] = ()  # what the user should know about this model with this strategy
     steps_lost: int = 0  # inner steps executed since the last commit and given up by this join
     reason: str = ""
+    holds: str | None = None  # digest of the committed history whose shared state it holds, whole and finite
 
 
 @dataclass(frozen=True)
 class Welcome:
     """Take part from the inner steps of `round` on, which start at nominal step `step`.
 
-    `state` is a reference to a live peer's state, `restore` a checkpoint; with neither keep what you have. `dealt` are
+    `state` is a reference to a live peer's state, `restore` a checkpoint; with `keep` go back to the shared state that
+    you hold, and with none of these keep what you have. `dealt` are
     the replicas that share the data from here on (and that begin together from a checkpoint); `positions` the committed
     data positions of all virtual shards. The rest are duties before the first inner step.
     """
@@ -50,6 +52,7 @@ class Welcome:
     serve: tuple[int, ...] = ()
     evaluate: bool = False
     fired: tuple[int, ...] = ()  # entries of the fault schedule that have happened
+    keep: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ class PayloadSize:
 class Arrival:
     """A replica has finished its inner steps of `round`. `healthy` False: something non-finite; it sits this one out.
 
-    `digest` is that of the shared state before this round, None where replicas are not kept consistent.
+    `digest` is that of the shared state before this round, None where replicas are not kept consistent. `loss` is the
+    mean over `steps`, None if there is none or it is not finite; `skipped` are further steps, which were not taken.
     """
 
     member: int
@@ -74,13 +78,14 @@ class Arrival:
     healthy: bool
     steps: int
     tokens: int
-    loss: float
+    loss: float | None
     compute_s: float
     sizes: tuple[PayloadSize, ...]
     digest: str | None
     positions: dict[int, int]
     residual_norm: float | None = 0.0
     problem: str = ""
+    skipped: int = 0
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from ray_lowcomm import strategies
 from ray_lowcomm.core import randomness
 from ray_lowcomm.core.digest import digest_tensors, digest_text
 from ray_lowcomm.core.errors import ExchangeError, FleetError, ModelError
+from ray_lowcomm.core.guards import all_finite
 from ray_lowcomm.core.names import model_state
 from ray_lowcomm.core.schedule import Schedule, SyncOp
 from ray_lowcomm.core.settings import CheckpointSettings, Fault, FleetSettings, RunSettings, StrategySettings
@@ -22,6 +23,7 @@ from ray_lowcomm.engine.faults import FaultInjector
 from ray_lowcomm.engine.inner_step import InnerStep
 from ray_lowcomm.engine.loop_parts import Dealt, LoopParts, check_gradients
 from ray_lowcomm.engine.round import Held, Parties, Round, Seat, Work, tokens_of
+from ray_lowcomm.engine.skipping import Samples, Skipping
 from ray_lowcomm.engine.state import ReplicaState
 from ray_lowcomm.engine.transport import Channel, Transport
 from ray_lowcomm.engine.watch import Watch, unheld
@@ -42,6 +44,7 @@ class RunSpec:
     faults: tuple[Fault, ...] = ()
     buffers: str = "average"
     state_on_sync: str = "keep"
+    skip_nonfinite: bool = True
     agreed: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -70,6 +73,7 @@ class Replica:
         self._inner = InnerStep(tracks, self._watch, parts.clip_norm, parts.schedule, parts.scaler)
         strategy = strategies.build(spec.strategy, tracks, randomness.replica_seed(spec.run.seed, host.member))
         buffers = BufferSync(parts.model, spec.buffers)  # type: ignore[arg-type]  # checked with the settings
+        self._skipping = Skipping(tracks, buffers)
         self._work, self._history = Work(), ""
         stateful = dict(parts.stateful) if parts.scaler is None else {**parts.stateful, SCALER: parts.scaler}
         local = {**parts.local_stateful, WORK: self._work}
@@ -105,11 +109,12 @@ class Replica:
         self.settle()
         return self.stopped is not None or self._left == 0
 
-    def step(self, loss: Tensor, tokens: int | Tensor = 0) -> None:
+    def step(self, loss: Tensor, tokens: int | Tensor = 0, samples: Samples = None) -> None:
         """After backward(): clip, optimizer step, zero_grad, and the synchronisation that is due.
 
         `loss` is the mean loss of the batch, 0-d; `tokens`, a whole number, is what weighs this replica's work in every
-        mean over replicas (where all give 0, steps do).
+        mean over replicas (where all give 0, steps do). If loss or gradients are not finite the optimizer step is
+        skipped and counted; `samples` names the batch to the user then (or is called to do so).
         May put the model and optimizer back to the fleet's state, when this replica was given up in between.
 
         Raises:
@@ -124,7 +129,9 @@ class Replica:
         tokens = tokens_of(tokens)
         self._check_loop()
         self._inner.unscale()
-        self._work.add(loss, tokens)
+        skipped = self._spec.skip_nonfinite and self._skip(loss, samples)
+        if not skipped:
+            self._work.add(loss, tokens)
         last = self._left == 1 and not self._leaving
         if self._spec.faults and self._left == (self._planned + 1) // 2:
             self._injector.at("inner", self.rounds + 1, self._parts.model)
@@ -132,7 +139,8 @@ class Replica:
         early = last and self._ops(at)[0].point == "after_backward"
         if early and not self._synchronise(at):
             return
-        self._inner.take(self.step_number)
+        if early or not skipped:  # what all replicas step with must be stepped by all
+            self._inner.take(self.step_number)
         self._left -= 1
         self.step_number = at
         if last and not early and not self._synchronise(at):
@@ -173,6 +181,18 @@ class Replica:
             self._say(text)
         self._state.share_parameters()
         self._watch.mark()
+        return True
+
+    def _skip(self, loss: Tensor, samples: Samples) -> bool:
+        """Whether something is not finite, and this step is not to be taken."""
+        what = self._skipping.problem(loss)
+        if not what:
+            return False
+        self._work.skipped += 1
+        if text := self._skipping.said(self.step_number + 1, what, samples):
+            self._say(text)
+        self._inner.drop()
+        self._skipping.put_back()
         return True
 
     def _say(self, text: str) -> None:
@@ -262,6 +282,7 @@ class Replica:
         began = time.perf_counter()
         for op, proposal, received in held.results:
             self._parties.owner(op).apply(proposal, received)
+        self._skipping.keep()
         self._work.outer_s += time.perf_counter() - began
         synced = any(op.track == PARAMS for op, _, _ in held.results)
         if synced and self._spec.state_on_sync == "reset":
@@ -294,9 +315,10 @@ class Replica:
 
     def _enter(self, reason: str) -> None:
         """Join the fleet and take over its state; the work done since the last commit is given up and counted."""
+        holds = self._holds()
         self._held = self._due = None
         while True:
-            answer = self._host.channel.request(self._join(reason))
+            answer = self._host.channel.request(self._join(reason, holds))
             if isinstance(answer, m.Stop):
                 self._left, self.stopped = 0, answer.reason
                 return
@@ -307,7 +329,7 @@ class Replica:
                 self._take_over(answer)
                 break
             except ExchangeError as error:
-                reason = f"the state offered could not be fetched: {error}"
+                reason, holds = f"the state offered could not be fetched: {error}", None
         notes, self._state.notes = self._state.notes, []
         for text in notes:
             self._say(text)
@@ -318,7 +340,7 @@ class Replica:
         self._watch.mark()
         self._work.since = time.perf_counter()
 
-    def _join(self, reason: str) -> m.Join:
+    def _join(self, reason: str, holds: str | None) -> m.Join:
         return m.Join(
             member=self._host.member,
             digest=self._whole_digest(),
@@ -328,6 +350,7 @@ class Replica:
             remarks=self._remarks(),
             steps_lost=self._work.steps,
             reason=reason,
+            holds=holds,
         )
 
     def _remarks(self) -> tuple[str, ...]:
@@ -335,6 +358,13 @@ class Replica:
         of_strategy = strategies.remarks(self._parties.strategy, self._spec.strategy, self._spec.steps)
         idle = self._state.buffers.idle
         return of_strategy + tuple(text for text in (left, idle, *self._parts.remarks) if text)
+
+    def _holds(self) -> str | None:
+        """Digest of the committed history whose shared state this replica holds, whole and finite; None without one."""
+        if not self._incarnation or self._held is not None:
+            return None
+        shared = self._parties.strategy.shared_state().values()
+        return self._history if all(all_finite(v) for v in shared if v.is_floating_point()) else None
 
     def _whole_digest(self) -> str:
         """Of all that must be alike where replicas begin: at the start, but also after all of them were lost."""
@@ -350,10 +380,14 @@ class Replica:
         self._injector.fired |= set(welcome.fired)
         randomness.seed_all(randomness.replica_seed(seed, host.member, welcome.incarnation))
         self._deal(welcome.dealt)  # before the state, which may be of just these shards
-        if welcome.state is not None:
+        if welcome.keep:
+            self._skipping.put_back()
+            self._state.begin_again()
+        elif welcome.state is not None:
             self._state.load_as_joiner(host.transport.fetch(welcome.state))
         elif welcome.restore is not None:
             self._duties.restore(welcome.restore, welcome.manifest or {}, welcome.dealt)
+        self._skipping.keep()
         if self._parts.data is not None:
             self._parts.data.load(welcome.positions)
 

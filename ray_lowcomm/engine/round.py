@@ -24,8 +24,8 @@ from ray_lowcomm.strategies.contract import Strategy
 
 @dataclass
 class Work:
-    """What a replica has done since the last launch. `loss` is a sum over `steps` in float64, `outer_s` the seconds
-    that applying a round has taken.
+    """What a replica has done since the last launch. `loss` is a sum over `steps` in float64, `skipped` are further
+    steps that were not taken, `outer_s` the seconds that applying a round has taken.
 
     It is local state: with overlap a checkpoint falls between two launches.
     """
@@ -35,6 +35,7 @@ class Work:
     loss: Tensor | float | None = None
     since: float = field(default_factory=time.perf_counter)
     outer_s: float = 0.0
+    skipped: int = 0
 
     def add(self, loss: Tensor, tokens: int) -> None:
         """Count one inner step."""
@@ -48,19 +49,23 @@ class Work:
     def restart(self) -> None:
         """Count from here on."""
         self.steps, self.tokens, self.loss, self.since, self.outer_s = 0, 0, None, time.perf_counter(), 0.0
+        self.skipped = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data, exact."""
-        return {"steps": self.steps, "tokens": self.tokens, "loss": None if self.loss is None else float(self.loss)}
+        loss = None if self.loss is None else float(self.loss)
+        return {"steps": self.steps, "tokens": self.tokens, "loss": loss, "skipped": self.skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""
         self.steps, self.tokens, self.loss = state["steps"], state["tokens"], state["loss"]
+        self.skipped = state["skipped"]
 
     @property
-    def mean_loss(self) -> float:
-        """Mean loss per step; NaN before the first."""
-        return float(self.loss) / self.steps if self.loss is not None else float("nan")
+    def mean_loss(self) -> float | None:
+        """Mean loss per step; None before the first, or if it is not finite."""
+        mean = math.nan if self.loss is None else float(self.loss) / self.steps
+        return mean if math.isfinite(mean) else None
 
 
 def tokens_of(given: object) -> int:
@@ -122,7 +127,7 @@ class Round:
     def run(self, ops: Sequence[SyncOp], work: Work, positions: dict[int, int]) -> Held | m.Reset | m.Stop:
         """Propose all ops, exchange them; returns what was committed, or that this replica must join again or stop."""
         began = time.perf_counter()
-        problem = self._propose(ops, work)
+        problem = self._propose(ops)
         arrival = self._arrival(work, positions, problem)
         arrived = time.perf_counter()
         self._outer_s = work.outer_s + arrived - began
@@ -140,10 +145,8 @@ class Round:
             return answer
         raise FleetError(f"the driver answered {type(answer).__name__} in the middle of a round")
 
-    def _propose(self, ops: Sequence[SyncOp], work: Work) -> str:
+    def _propose(self, ops: Sequence[SyncOp]) -> str:
         """Open all proposals; returns what is wrong with this replica, or ''."""
-        if work.loss is not None and not math.isfinite(float(work.loss)):
-            return "its loss is not finite"
         strategy = self.parties.strategy
         if strategy.replicated and not all_finite(strategy.shared_parameters()):
             return "its parameters are not all finite"
@@ -175,6 +178,7 @@ class Round:
             positions=positions,
             residual_norm=root_of_squares([proposal.residual_norm for _, proposal in self._open]),
             problem=problem,
+            skipped=work.skipped,
         )
 
     def _attempt(self, plan: m.Plan, wait_s: float) -> tuple[m.Answer, list[Received]]:
@@ -188,7 +192,9 @@ class Round:
             finally:
                 exchange_s = time.perf_counter() - began
             checked_from = time.perf_counter()
-            received = [Received(plan.members, plan.weights, part) for part in parts]
+            # what weighs nothing was not counted: it goes out with the next message
+            counted = plan.weights[plan.rank(self.seat.member)] > 0
+            received = [Received(plan.members, plan.weights, part, counted) for part in parts]
             for (op, proposal), part in zip(self._open, received, strict=True):
                 self.parties.owner(op).check(proposal.id, part)
             digest = self._digest(plan, parts)

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from ray_lowcomm.core import randomness
 from ray_lowcomm.core.errors import CheckpointError, ModelError
-from ray_lowcomm.core.nested import copied, pack, unpack
+from ray_lowcomm.core.guards import all_finite
+from ray_lowcomm.core.nested import copied, pack, tensors_in, unpack
 from ray_lowcomm.core.optimizer_saving import PACKED, OptimizerState
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.engine.buffers import BufferSync
@@ -100,6 +101,21 @@ class ReplicaState:
         """There is no need for `load_again`."""
         self._handed = {}
 
+    def begin_again(self) -> None:
+        """Go back to the shared state that this replica holds. What only it knew and is not finite is forgotten."""
+        if not _all_finite(self.optimizer.tensors()):
+            self.optimizer.reset()
+            self.notes.append("the optimizer's moments were not finite: they begin at zero")
+        own = self.strategy.local_state()
+        kept = {name: value.clone() for name, value in own.items()} if _all_finite(own) else None
+        shared = {name: value.clone() for name, value in self.strategy.shared_state().items()}
+        self.strategy.load(shared, None)
+        if kept:  # a residual in a buffer changes with a commit alone
+            self.strategy.load(shared, kept)
+        for name, thing in self.stateful.items():
+            if not all(all_finite(t) for t in tensors_in(thing.state_dict()) if t.is_floating_point()):
+                self.notes.append(f"stateful {name!r} holds values that are not finite, and keeps them")
+
     def share_parameters(self) -> None:
         """The parameters, as they are now, are the shared ones, and nothing is unshared."""
         values = self.tracks.layout.flatten(self.tracks.parameters.values())
@@ -187,6 +203,10 @@ class SharedParameters:
         for module in self._training:
             module.training = True
         randomness.set_random_state(self._random)
+
+
+def _all_finite(state: Mapping[str, Tensor]) -> bool:
+    return all(all_finite(value) for value in state.values() if value.is_floating_point())
 
 
 def _prefixed(prefix: str, state: Mapping[str, Tensor]) -> State:

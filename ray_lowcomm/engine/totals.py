@@ -17,7 +17,8 @@ class Totals:
     member; both with all attempts. Times are in seconds, means over the members of a round, summed over committed
     rounds. `most_members` took part in one round; `replicas_joined` counts starts of a replica in mid-run,
     `replicas_left` those that left in order before the end. `lost_residual` counts numbers of an owners' residual
-    (`strategy.combine: sharded`) that were gone with who held them.
+    (`strategy.combine: sharded`) that were gone with who held them. `rejected` is by replica: rejected rounds
+    (something was not finite), and how many in a row; `skipped_steps` are inner steps not taken for that reason.
     """
 
     inner_steps: int = 0
@@ -37,6 +38,8 @@ class Totals:
     replicas_left: int = 0
     rounds_retried: int = 0
     nonfinite_rejected: int = 0
+    rejected: dict[str, dict[str, int]] = field(default_factory=dict)
+    skipped_steps: int = 0
     lost_inner_steps: int = 0
     lost_residual: int = 0
     train_loss: float | None = None
@@ -48,6 +51,19 @@ class Totals:
         sums = self.bytes.setdefault(member, dict.fromkeys(KINDS, 0))
         for kind in KINDS:
             sums[kind] += moved.get(kind, 0)
+
+    def count_rejected(self, member: int) -> None:
+        """A replica's round was rejected."""
+        self.nonfinite_rejected += 1
+        counts = self.rejected.setdefault(str(member), {"rounds": 0, "in_a_row": 0, "most_in_a_row": 0})
+        counts["rounds"] += 1
+        counts["in_a_row"] += 1
+        counts["most_in_a_row"] = max(counts["most_in_a_row"], counts["in_a_row"])
+
+    def count_accepted(self, member: int) -> None:
+        """A replica took part in a round that is committed."""
+        if str(member) in self.rejected:
+            self.rejected[str(member)]["in_a_row"] = 0
 
     def most(self, kind: str) -> int:
         """The sum of one kind, of the replica with most."""
@@ -92,6 +108,8 @@ class Totals:
             "replicas_left": self.replicas_left,
             "rounds_retried": self.rounds_retried,
             "nonfinite_rejected": self.nonfinite_rejected,
+            "rejected_replicas": {i: r for i, r in sorted(self.rejected.items()) if r["most_in_a_row"] > 1},
+            "skipped_steps": self.skipped_steps,
             "lost_inner_steps": self.lost_inner_steps,
             "lost_residual": self.lost_residual,
         }
@@ -109,7 +127,8 @@ def round_record(
     `compute_s`, too. Spread is the root mean square, over replicas, of the L2 distance between a replica's parameters
     and the shared ones after this round.
     """
-    losses = [(a.loss, weight) for a, weight in zip(arrivals, weights_of(arrivals), strict=True) if weight]
+    losses = [(a.loss, w) for a, w in zip(arrivals, weights_of(arrivals), strict=True) if w and a.loss is not None]
+    known = 1.0 if len(losses) == len(arrivals) else sum(weight for _, weight in losses)
     distance = root_of_squares([a.residual_norm for a in arrivals])
     spread = None if distance is None else distance / len(arrivals) ** 0.5
     return {
@@ -117,7 +136,7 @@ def round_record(
         "step": position[1],
         "generation": position[2],
         "members": [a.member for a in arrivals],
-        "loss": sum(loss * weight for loss, weight in losses) if any(a.steps for a in arrivals) else None,
+        "loss": sum(loss * weight for loss, weight in losses) / known if losses else None,
         "val_loss": None,
         "bytes_up": most(moved, "up"),
         "bytes_down": most(moved, "down"),
@@ -126,6 +145,7 @@ def round_record(
         "wait_s": _mean([v.wait_s for v in votes]),
         "outer_s": _mean([v.outer_s for v in votes]),
         "retries": retries,
+        "skipped_steps": sum(a.skipped for a in arrivals),
         "spread": spread,
     }
 

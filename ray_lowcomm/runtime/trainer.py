@@ -68,6 +68,7 @@ class TrainerOptions:
     faults: tuple[Fault, ...] = ()
     buffers: str = "average"
     state_on_sync: str = "keep"
+    skip_nonfinite: bool = True
     tracking: Any = None
     agreed: Mapping[str, str] = field(default_factory=dict)
     recorder: Any = None
@@ -226,7 +227,7 @@ class LowCommTrainer:
         return LoopConfig(
             run=self.run,
             checkpoint=self.checkpoint,
-            inner=LoopSettings(self.steps, options.buffers, options.state_on_sync),
+            inner=LoopSettings(self.steps, options.buffers, options.state_on_sync, options.skip_nonfinite),
             strategy=self.strategy,
             fleet=self.fleet,
             faults=list(options.faults),
@@ -277,6 +278,7 @@ class LowCommTrainer:
             faults=tuple(options.faults),
             buffers=options.buffers,
             state_on_sync=options.state_on_sync,
+            skip_nonfinite=options.skip_nonfinite,
             agreed=options.agreed,
         )
 

@@ -203,6 +203,11 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "wall_s" in times:
         parts = [f"{label} {times[name]}" for name, label in _TIMES.items() if name in times]
         rows.append(("time", f"{times['wall_s']} ({', '.join(parts)})" if parts else times["wall_s"]))
+    if summary.get("skipped_steps"):
+        row("skipped steps", "{skipped_steps}: loss or gradients were not finite", "skipped_steps")
+    for index, counts in (summary.get("rejected_replicas") or {}).items():
+        text = f"in {counts['rounds']} rounds, up to {counts['most_in_a_row']} in a row: not finite"
+        rows.append(("rejected", f"replica {index} {text}"))
     row("replicas lost", "{members_lost}, rounds retried {rounds_retried}", "members_lost", "rounds_retried")
     return rows
 

@@ -115,6 +115,7 @@ class Setup:
     eval_every: int = 2
     seed: int = 0
     fleet: dict = field(default_factory=dict)
+    skip_nonfinite: bool = True
 
     def plans(self, resume):
         strategy = strategies.resolve(StrategySettings(**self.strategy))
@@ -131,6 +132,7 @@ class Setup:
             faults=self.faults,
             buffers=self.buffers,
             state_on_sync=self.state_on_sync,
+            skip_nonfinite=self.skip_nonfinite,
         )
         plan = RunPlan(run, saving, strategy, fleet, self.steps, self.directory)
         if resume:

@@ -167,8 +167,14 @@ def test_a_crash_loop_before_joining_ends_the_run():
 def test_no_finite_values_are_left():
     desk = begun(0, 1)
     desk.join(2)
-    desk.arrive(0, 1, healthy=False, problem="its loss is not finite")
-    assert "no replica is left with finite values" in desk.failure
+    desk.arrive(0, 1, healthy=False, problem="its params are not finite")
+    assert not desk.failure
+    desk.drop_answers()
+    desk.join(0, 1, holds="")
+    desk.wait(6)
+    welcomes = only(desk.take(0, 1), m.Welcome)
+    assert all(welcome.keep for welcome in welcomes)
+    assert welcomes[0].serve == (2,)  # who has just come gets what they hold
 
 
 # ---- leaving in order -------------------------------------------------------------------------------------------

@@ -214,6 +214,44 @@ def test_an_optimizer_over_a_part_clips_what_it_holds_and_says_what_it_leaves(tm
     assert any("no optimizer holds 0.weight, 0.bias: they stay" in text for text in outcome.said("notice"))
 
 
+def _scaled(context, outcome, **options):
+    model = outcome.models[context.index] = net(seed=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=3)
+    replica = context.wrap(model, optimizer, clip_norm=1.0, scaler=scaler)
+    return model, replica, scaler
+
+
+def test_a_grad_scaler_gives_the_losses_of_a_plain_loop(tmp_path):
+    losses, scales = [], []
+
+    def loop(context, outcome):
+        model, replica, scaler = _scaled(context, outcome)
+        while not replica.finished:
+            loss = 100 * loss_of(model, 0, replica.step_number)
+            scaler.scale(loss).backward()
+            losses.append(loss.item())
+            replica.step(loss)
+            scales.append(scaler.get_scale())
+
+    outcome = _run(loop, tmp_path, strategy="local_sgd", replicas=1)
+    assert outcome.failure is None
+    twin = net(seed=1)
+    optimizer = torch.optim.AdamW(twin.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=3)
+    for step in range(16):
+        loss = 100 * loss_of(twin, 0, step)
+        assert loss.item() == losses[step]
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        assert scaler.get_scale() == scales[step]
+    assert scales[0] < 2.0**127  # the first one overflowed, and was skipped
+
+
 def test_an_optimizer_step_of_the_loop_s_own_is_refused(tmp_path):
     def loop(context, outcome):
         model = net()

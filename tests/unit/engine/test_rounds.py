@@ -3,6 +3,7 @@
 import pytest
 
 from ray_lowcomm.core.settings import CheckpointSettings, RunSettings
+from ray_lowcomm.core.wording import worded
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.membership import paced, weights_of
 
@@ -197,18 +198,77 @@ def test_a_replica_that_is_not_finite_sits_out_is_reset_and_counted():
     assert any("replica 1 sits out: its loss is not finite" in text for text in desk.notices)
 
 
-def test_when_nobody_is_finite_the_run_fails_with_advice():
+def test_when_nobody_is_finite_the_round_is_begun_again_with_other_data():
     desk = Desk(2)
     desk.begin()
-    desk.arrive(0, healthy=False, problem="its loss is not finite")
+    desk.run_round()
+    desk.arrive(0, 1, healthy=False, problem="its params are not finite", positions={0: 11, 1: 12})
     assert not desk.failure
-    desk.arrive(1, healthy=False, problem="its loss is not finite")
-    assert "no replica is left with finite values" in desk.failure
-    assert "inner.lr" in desk.failure
+    only(desk.take(0, 1), m.Reset)
+    desk.join(0, 1, holds="received", steps_lost=H)
+    welcomes = only(desk.take(0, 1), m.Welcome)
+    assert [(w.keep, w.round, w.step, w.restore) for w in welcomes] == 2 * [(True, 1, H, None)]
+    assert welcomes[0].positions == {0: 11, 1: 12}
+    assert desk.notices[-1] == "round 2 is begun again, with other data"
+    desk.run_round()
+    assert desk.coordinator.round == 2
+
+
+def test_who_does_not_hold_the_shared_state_gets_it_from_who_does():
+    desk = Desk(3)
+    desk.begin()
+    desk.run_round()
+    desk.lose(0)
+    desk.arrive(1, 2, healthy=False, problem="its params are not finite")
+    desk.drop_answers()
+    desk.join(1, holds="received")
+    desk.join(2, holds=None)  # its shared state is not finite
+    desk.join(0)  # a new process
+    (welcome,) = only(desk.take(1), m.Welcome)
+    assert (welcome.keep, welcome.serve) == (True, (0, 2))
+    desk.offer(1, 0, 2)
+    assert [w.state for w in only(desk.take(0, 2), m.Welcome)] == 2 * ["state of 1"]
+
+
+def test_when_nobody_is_finite_again_and_again_the_run_fails_with_advice():
+    desk = Desk(2, max_retries=2)
+    desk.begin()
+    for _ in range(3):
+        desk.arrive(0, healthy=False, problem="its params are not finite")
+        assert not desk.failure
+        desk.arrive(1, healthy=False, problem="its params are not finite")
+        if not desk.failure:
+            desk.drop_answers()
+            desk.join(0, 1, holds="")
+            desk.welcomes |= {i: desk.take(i)[0] for i in (0, 1)}
+    assert "round 1: no replica is left with finite values (its params are not finite), 3 times" in desk.failure
+    assert "lower --inner.lr" in worded(desk.failure, "command")
     only(desk.take(1), m.Stop)
-    desk.take(0)
+    desk.drop_answers()
     desk.join(0)
     only(desk.take(0), m.Stop)
+
+
+def test_who_is_rejected_again_and_again_is_in_the_summary():
+    desk = Desk(2)
+    desk.begin()
+    for _ in range(2):
+        desk.arrive(1, healthy=False, problem="its params are not finite", skipped=1)
+        desk.arrive(0)
+        desk.drop_answers()
+        desk.join(1)
+        desk.vote(0)
+        desk.drop_answers()
+        desk.offer(0, 1)
+        desk.welcomes[1] = only(desk.take(1), m.Welcome)[0]
+        desk.drop_answers()
+    assert desk.summary["nonfinite_rejected"] == 2
+    assert desk.summary["rejected_replicas"] == {"1": {"rounds": 2, "in_a_row": 2, "most_in_a_row": 2}}
+    assert desk.summary["skipped_steps"] == 2
+    desk.run_round(skipped=3)
+    assert desk.summary["rejected_replicas"] == {"1": {"rounds": 2, "in_a_row": 0, "most_in_a_row": 2}}
+    assert desk.summary["skipped_steps"] == 8
+    assert desk.said("record")[-1]["skipped_steps"] == 6
 
 
 # ---- duties and pace --------------------------------------------------------------------------------------------

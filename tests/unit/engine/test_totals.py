@@ -13,7 +13,7 @@ from .desk import ROUNDS, SIZE, Desk, H
 
 RECORD_KEYS = {
     *("round", "step", "generation", "members", "loss", "val_loss", "bytes_up", "bytes_down"),
-    *("compute_s", "exchange_s", "wait_s", "outer_s", "retries", "spread"),
+    *("compute_s", "exchange_s", "wait_s", "outer_s", "retries", "skipped_steps", "spread"),
 }
 
 
@@ -41,6 +41,12 @@ def test_a_record_has_the_agreed_fields_and_means():
     assert record["outer_s"] == 0.75
     assert record["spread"] == pytest.approx(12.5**0.5)
     assert record["val_loss"] is None
+
+
+def test_who_has_no_finite_loss_does_not_count_for_it():
+    arrivals = [arrival(0, tokens=10, loss=1.0), arrival(1, tokens=10, loss=None), arrival(2, tokens=30, loss=2.0)]
+    assert round_record((3, 12, 7), arrivals, [], [], 0)["loss"] == pytest.approx(1.75)
+    assert round_record((3, 12, 7), [arrival(tokens=3, loss=None)], [], [], 0)["loss"] is None
 
 
 def test_without_tokens_steps_weigh_the_loss():

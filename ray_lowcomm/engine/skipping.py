@@ -1,0 +1,72 @@
+"""Steps whose loss or gradients are not finite are not taken, as torch.amp.GradScaler does it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ray_lowcomm.core.guards import all_finite
+from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.engine.buffers import BufferSync
+
+Samples = Sequence[Any] | Callable[[], Sequence[Any]] | None
+_LISTED = 10
+_SAID_FIRST = 5
+
+
+class Skipping:
+    """Looks at one replica's loss and gradients before each step. `keep` after all that changes buffers from outside.
+
+    A batch may spoil the statistics of normalisation layers on its way to a loss that is not finite: values of buffers
+    that are not finite, and were when they were kept, are put back.
+    """
+
+    def __init__(self, tracks: Tracks, buffers: BufferSync) -> None:
+        self._parameters, self._buffers = list(tracks.parameters.values()), buffers
+        self._kept: dict[str, Tensor] = {}
+        self._count = 0
+
+    def keep(self) -> None:
+        """Buffers are as they should be."""
+        self._kept = {name: b.clone() for name, b in self._buffers.state().items() if b.is_floating_point()}
+
+    def problem(self, loss: Tensor) -> str:
+        """What of this step is not finite; '' if all is."""
+        if not bool(torch.isfinite(loss)):
+            return f"the loss is {loss.item()}"
+        gradients = [_values(p.grad) for p in self._parameters if p.grad is not None and p.grad.numel()]
+        # the largest magnitudes, as squares could overflow
+        largest = torch._foreach_norm(gradients, float("inf")) if gradients else []
+        if largest and not bool(torch.isfinite(torch.stack([x.to(loss.device) for x in largest])).all()):
+            return "gradients are not finite"
+        return ""
+
+    def put_back(self) -> None:
+        """Mend the buffers."""
+        for name, buffer in self._buffers.state().items():
+            kept = self._kept.get(name)
+            if kept is not None and not all_finite(buffer):
+                buffer.copy_(torch.where(buffer.isfinite() | ~kept.isfinite(), buffer, kept))
+
+    def said(self, step: int, what: str, samples: Samples) -> str:
+        """What the user should know of a step that was skipped; '' for most of many."""
+        self._count += 1
+        first, often = self._count <= _SAID_FIRST, self._count in (10, 100, 1000, 10_000, 100_000)
+        if not first and not often:
+            return ""
+        if not all(all_finite(p.detach()) for p in self._parameters):
+            return f"step {step}: {what}, as parameters are not finite: no optimizer step was taken"
+        named = samples() if callable(samples) else samples
+        listed = f" (samples {_listing(named)})" if named is not None and len(named) else ""
+        text = f"step {step}: {what}: no optimizer step was taken{listed}"
+        return text if first else f"{text}; {self._count} such steps so far"
+
+
+def _values(gradient: Tensor) -> Tensor:
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def _listing(names: Sequence[Any]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(str(name) for name in list(names)[:_LISTED]) + more
