@@ -189,10 +189,10 @@ class Replica:
         if not what:
             return False
         self._work.skipped += 1
+        self._skipping.put_back()
         if text := self._skipping.said(self.step_number + 1, what, samples):
             self._say(text)
         self._inner.drop()
-        self._skipping.put_back()
         return True
 
     def _say(self, text: str) -> None:

@@ -32,7 +32,16 @@ def _train(tmp_path, data, capfd, *argv):
         [
             *("--run.output_dir", str(tmp_path), "--tracking.enabled", "false", "--fleet.transport", "local"),
             *("--data.name", "files", "--data.path", str(data), "--data.validation_fraction", "0.1"),
-            *("--model.name", "small_cnn", "--inner.steps", "64", "--inner.batch_size", "4", "--inner.schedule", "constant"),
+            *(
+                "--model.name",
+                "small_cnn",
+                "--inner.steps",
+                "64",
+                "--inner.batch_size",
+                "4",
+                "--inner.schedule",
+                "constant",
+            ),
             *("--strategy.name", "diloco", "--strategy.inner_steps", "8", "--run.eval_every", "0"),
             *argv,
         ],
@@ -48,7 +57,9 @@ def test_bad_rows_are_skipped_counted_and_named(tmp_path, data, capfd):
     named = {int(number) for number in re.findall(r"no optimizer step was taken \(samples (\d+)\)", out)}
     assert 1 <= len(named) <= len(BAD)  # one a batch: the others of it are not blamed
     assert summary["skipped_steps"] >= len(named)
-    assert f"skipped steps    {summary['skipped_steps']}" in re.sub(" +", " ", out).replace("skipped steps ", "skipped steps    ")
+    assert f"skipped steps    {summary['skipped_steps']}" in re.sub(" +", " ", out).replace(
+        "skipped steps ", "skipped steps    "
+    )
 
 
 def test_with_skipping_off_a_replica_sits_out_single_rounds(tmp_path, data, capfd):

@@ -129,6 +129,7 @@ CASES = {
     "inner.warmup_steps": Case("7", rates),
     "inner.schedule": Case("constant", rates),
     "inner.clip_norm": Case("0.5", loop),
+    "inner.skip_nonfinite": Case("false"),
     "inner.state_on_sync": Case("reset"),
     "inner.autocast": Case("false", loop, GPU),
     "strategy.name": Case("diloco", strategy),
