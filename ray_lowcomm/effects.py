@@ -120,6 +120,18 @@ EFFECTS: tuple[Effect, ...] = (
         "fleet.replicas to 2 or more",
     ),
     Effect(
+        ("strategy.exp_avg_sq_period",),
+        ("inner.optimizer",),
+        lambda c: c.inner.optimizer != "sgd",
+        "inner.optimizer to adamw or adopt",
+    ),
+    Effect(
+        ("strategy.exp_avg_period",),
+        ("inner.optimizer", "inner.momentum"),
+        lambda c: c.inner.optimizer != "sgd" or c.inner.momentum > 0,
+        "inner.momentum above 0",
+    ),
+    Effect(
         ("fleet.pace",),
         ("strategy.name", "strategy.inner_steps"),
         lambda c: _longest_round(c) > 1,
@@ -155,6 +167,15 @@ EFFECTS: tuple[Effect, ...] = (
         lambda c: bool(c.tracking.enabled),
         "tracking.enabled to true",
     ),
+    # of a sweep
+    Effect(("run.log_every",), ("space",), lambda c: False, "it for jobs.train: a sweep prints its trials"),
+    Effect(
+        ("grace", "time_attr"),
+        ("scheduler", "objective"),
+        lambda c: c.stopped_by != "none",
+        "scheduler to asha or pbt",
+    ),
+    Effect(("reduction_factor",), ("scheduler", "objective"), lambda c: c.stopped_by == "asha", "scheduler to asha"),
 )
 
 
@@ -299,7 +320,7 @@ def _idle(config: Any) -> Iterator[tuple[Effect, str]]:
 
 def _has(config: Any, name: str) -> bool:
     section, _, rest = name.partition(".")
-    return hasattr(getattr(config, section, None), rest)
+    return hasattr(getattr(config, section), rest) if rest and hasattr(config, section) else hasattr(config, name)
 
 
 def _why(config: Any, effect: Effect) -> str:
