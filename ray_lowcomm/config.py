@@ -38,7 +38,7 @@ from ray_lowcomm.core.settings import (
     StrategySettings,
     TrackingSettings,
 )
-from ray_lowcomm.effects import Given, differing, refuse_idle, remarks
+from ray_lowcomm.effects import Given, differing, moments_of, refuse_idle, remarks
 
 Drawn = Callable[[Any], Collection[str]]
 Scalar = str | int | float
@@ -73,11 +73,6 @@ class LoopConfig(BaseModel):
 
     _given: Given = PrivateAttr(default_factory=Given)
 
-    @property
-    def given(self) -> frozenset[str]:
-        """Dotted names of what a user gave (`ray_lowcomm.effects`), as far as `load_config` read it."""
-        return self._given.names
-
     def remarks(self) -> tuple[str, ...]:
         """What a run of it does not do though a setting may let one think so, a line each."""
         return remarks(self.resolved(), self._given)
@@ -93,7 +88,9 @@ class LoopConfig(BaseModel):
             if fault.replica >= self.fleet.max_replicas:
                 allowed = f"must be less than fleet.replicas = {self.fleet.max_replicas}"
                 raise SettingError(f"faults[{number}].replica", fault.replica, allowed)
-        return self.model_copy(update={"strategy": strategies.resolve(self.strategy)})
+        strategy, inner = strategies.resolve(self.strategy), self.inner
+        strategies.check_inner(self.strategy, inner.state_on_sync, getattr(inner, "optimizer", ""), moments_of(inner))
+        return self.model_copy(update={"strategy": strategy})
 
 
 class TrainConfig(LoopConfig):

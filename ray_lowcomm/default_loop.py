@@ -33,8 +33,7 @@ class DefaultLoop:
     def __call__(self, context: Context) -> None:
         """Train one replica to the end of the run."""
         dataset = load(self.data, "train")
-        notes: list[str] = []
-        model = build(self.model, getattr(dataset, "model_defaults", None), notes.append).to(context.device)
+        model = build(self.model, getattr(dataset, "model_defaults", None)).to(context.device)
         sampler = ShardedSampler(len(dataset), context.replicas, context.index, context.seed)
         batches = Batches(dataset, sampler, self.inner.batch_size)
         replica = context.wrap(
@@ -46,7 +45,7 @@ class DefaultLoop:
             data=sampler,
             local_stateful={"data": batches},
             export=lambda trained, folder: export_model(trained, folder, self.config),
-            remarks=(*getattr(dataset, "remarks", ()), *notes),
+            remarks=getattr(dataset, "remarks", ()),
         )
         autocast = autocast_of(self.inner, context.device)
         accumulate = self.inner.accumulate

@@ -71,6 +71,15 @@ def _shares_parameters(config: Any) -> bool:
     return schedule.final != () or any(op.track == "params" for op in schedule.ops(schedule.next_step(0) or 1))
 
 
+def moments_of(inner: Any) -> tuple[str, ...] | None:
+    """The moments of the optimizer that these settings choose; None if a program brings its own."""
+    if not hasattr(inner, "optimizer"):
+        return None
+    if inner.optimizer == "sgd":
+        return ("momentum_buffer",) if inner.momentum > 0 else ()
+    return ("exp_avg", "exp_avg_sq")
+
+
 EFFECTS: tuple[Effect, ...] = (
     Effect(("data.path",), ("data.name",), lambda c: c.data.name == "files", "data.name to files"),
     Effect(
@@ -103,6 +112,18 @@ EFFECTS: tuple[Effect, ...] = (
         "strategy.name to one that sends parameters",
     ),
     Effect(
+        ("strategy.exp_avg_period",),
+        ("inner.optimizer", "inner.momentum"),
+        lambda c: moments_of(c.inner) != (),
+        "inner.momentum above 0",
+    ),
+    Effect(
+        ("strategy.exp_avg_sq_period",),
+        ("inner.optimizer",),
+        lambda c: "exp_avg_sq" in (moments_of(c.inner) or ()),
+        "inner.optimizer to adamw or adopt",
+    ),
+    Effect(
         ("checkpoint.keep",),
         ("checkpoint.every",),
         lambda c: c.checkpoint.every > 0 or c.run.resume,
@@ -118,18 +139,6 @@ EFFECTS: tuple[Effect, ...] = (
         ("fleet.replicas",),
         _several,
         "fleet.replicas to 2 or more",
-    ),
-    Effect(
-        ("strategy.exp_avg_sq_period",),
-        ("inner.optimizer",),
-        lambda c: c.inner.optimizer != "sgd",
-        "inner.optimizer to adamw or adopt",
-    ),
-    Effect(
-        ("strategy.exp_avg_period",),
-        ("inner.optimizer", "inner.momentum"),
-        lambda c: c.inner.optimizer != "sgd" or c.inner.momentum > 0,
-        "inner.momentum above 0",
     ),
     Effect(
         ("fleet.pace",),
@@ -167,15 +176,6 @@ EFFECTS: tuple[Effect, ...] = (
         lambda c: bool(c.tracking.enabled),
         "tracking.enabled to true",
     ),
-    # of a sweep
-    Effect(("run.log_every",), ("space",), lambda c: False, "it for jobs.train: a sweep prints its trials"),
-    Effect(
-        ("grace", "time_attr"),
-        ("scheduler", "objective"),
-        lambda c: c.stopped_by != "none",
-        "scheduler to asha or pbt",
-    ),
-    Effect(("reduction_factor",), ("scheduler", "objective"), lambda c: c.stopped_by == "asha", "scheduler to asha"),
 )
 
 
@@ -320,7 +320,7 @@ def _idle(config: Any) -> Iterator[tuple[Effect, str]]:
 
 def _has(config: Any, name: str) -> bool:
     section, _, rest = name.partition(".")
-    return hasattr(getattr(config, section), rest) if rest and hasattr(config, section) else hasattr(config, name)
+    return hasattr(getattr(config, section, None), rest)
 
 
 def _why(config: Any, effect: Effect) -> str:
@@ -354,5 +354,6 @@ def _longest_round(config: Any) -> int:
 def _schedule(config: Any) -> Any:
     from ray_lowcomm import strategies  # torch takes a second to import
 
-    moments = {"sgd": ("momentum_buffer",)}.get(getattr(config.inner, "optimizer", ""), ("exp_avg", "exp_avg_sq"))
+    known = moments_of(config.inner)
+    moments = ("exp_avg", "exp_avg_sq") if known is None else known
     return strategies.schedule(config.strategy, moments, config.run.seed, config.inner.steps)

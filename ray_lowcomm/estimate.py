@@ -17,6 +17,7 @@ from ray_lowcomm import strategies
 from ray_lowcomm.config import TrainConfig
 from ray_lowcomm.core.layout import Layout
 from ray_lowcomm.core.memory import Spare
+from ray_lowcomm.core.moments import Moments
 from ray_lowcomm.core.names import trainable_parameters, work_dtype
 from ray_lowcomm.core.optimizers import Optimizers
 from ray_lowcomm.core.payload import Combine, Payload
@@ -153,6 +154,7 @@ class _Shapes(Tracks):
 
     def __init__(self, layout: Layout, optimizer: torch.optim.Optimizer) -> None:
         self.layout, self.optimizers, self.parameters, self.spare = layout, Optimizers(optimizer), {}, Spare()
+        self.moments = Moments(self.optimizers)
 
     def read(self, track: str) -> Tensor:
         return torch.empty(self.layout.numel, dtype=self.layout.dtype, device="meta")

@@ -7,7 +7,7 @@ keeps as attributes. An optimizer with a `state_dict` of its own is saved by tha
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ray_lowcomm.core.errors import CheckpointError, ModelError
 from ray_lowcomm.core.names import clean_name
 from ray_lowcomm.core.nested import copied, pack, tensors_in, unpack
-from ray_lowcomm.core.optimizers import Optimizers
+from ray_lowcomm.core.optimizers import Optimizers, inner_optimizers
 
 PACKED = "all"
 _OWN = frozenset(vars(torch.optim.SGD([nn.Parameter(torch.empty(0))]))) | {"_step_count", "_opt_called"}
@@ -133,7 +133,7 @@ def _check_owners(names: Mapping[nn.Parameter, str], optimizers: Optimizers) -> 
 def _check_steps(optimizer: torch.optim.Optimizer) -> None:
     """ModelError on one that hides others, or that cannot be stepped without a closure."""
     name = type(optimizer).__name__
-    inside = [other for other in _optimizers_in(optimizer) if other.state is not optimizer.state]
+    inside = [other for other in inner_optimizers(optimizer) if other.state is not optimizer.state]
     if inside and not _saves_itself(optimizer):
         kinds = " and ".join(type(other).__name__ for other in inside)
         raise ModelError(
@@ -143,12 +143,6 @@ def _check_steps(optimizer: torch.optim.Optimizer) -> None:
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ModelError(f"{name} cannot step without a closure: take an optimizer that steps on gradients")
-
-
-def _optimizers_in(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
-    for value in vars(optimizer).values():
-        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
-        yield from (x for x in inner if isinstance(x, torch.optim.Optimizer))
 
 
 def _saves_itself(optimizer: torch.optim.Optimizer) -> bool:

@@ -60,3 +60,12 @@ class Optimizers:
         """Drop the gradients of all their parameters."""
         for optimizer in self.all:
             optimizer.zero_grad(set_to_none=True)
+
+
+def inner_optimizers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """The optimizers that this one has in its attributes."""
+    found = []
+    for value in vars(optimizer).values():
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+        found += [x for x in inner if isinstance(x, torch.optim.Optimizer)]
+    return found

@@ -207,13 +207,14 @@ class TrackCodec:
 class StrategySettings:
     """Which algorithm, and its numbers; `None` takes the default of that algorithm.
 
-    `inner_steps` is H. `topk` is for a full chunk of `chunk_size`² coefficients. The three periods are DES-LOC's
-    (in steps; `exp_avg_period` also governs `momentum_buffer`). `overlap_steps`: a message is applied that many inner
-    steps after it was made. `value_bits` (32, 16, 8, 4, 2, 1) and `rounding` are of the values sent; `value_format` is
-    of those of 4 bits (`e3m0`: sign and exponent only). `combine`, of coded messages: every replica receives all
-    (`gather`), or of 1/W of the chunks, whose sum it compresses again and sends to all (`sharded`). `codec`: how
-    DES-LOC sends each track (`params`, `exp_avg`, `exp_avg_sq`, `momentum_buffer`; `default`: all that are not named),
-    a `TrackCodec` each; others go as they are.
+    `inner_steps` is H. `topk` is for a full chunk of `chunk_size`² coefficients. The periods are DES-LOC's, in steps:
+    of the parameters, of `exp_avg` and `momentum_buffer`, of `exp_avg_sq` and `max_exp_avg_sq`, and of whatever else
+    the optimizer keeps for each parameter in its shape (`moment_period`). `overlap_steps`: a message is applied that
+    many inner steps after it was made. `value_bits` (32, 16, 8, 4, 2, 1) and `rounding` are of the values sent;
+    `value_format` is of those of 4 bits (`e3m0`: sign and exponent only). `combine`, of coded messages: every replica
+    receives all (`gather`), or of 1/W of the chunks, whose sum it compresses again and sends to all (`sharded`).
+    `codec`: how DES-LOC sends each track (`params`, or a moment by the optimizer's own name for it; `default`: all that
+    are not named), a `TrackCodec` each; others go as they are.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -236,6 +237,7 @@ class StrategySettings:
     param_period: int | None = None
     exp_avg_period: int | None = None
     exp_avg_sq_period: int | None = None
+    moment_period: int | None = None
     codec: dict[str, TrackCodec] | None = None
     periods: Literal["fixed", "random"] | None = None
     overlap_steps: int | None = None
@@ -243,7 +245,7 @@ class StrategySettings:
     def __post_init__(self) -> None:
         _choices("strategy", self)
         _positive("strategy", self, "inner_steps", "topk", "chunk_size", "value_bits", "outer_lr")
-        _positive("strategy", self, "param_period", "exp_avg_period", "exp_avg_sq_period")
+        _positive("strategy", self, "param_period", "exp_avg_period", "exp_avg_sq_period", "moment_period")
         _not_negative("strategy", self, "overlap_steps")
         _fraction("strategy", self, "outer_momentum")
         if self.residual_decay is not None and not 0 <= self.residual_decay <= 1:

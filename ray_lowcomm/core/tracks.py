@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ray_lowcomm.core import optimizer_state
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.layout import Layout
 from ray_lowcomm.core.memory import Spare
+from ray_lowcomm.core.moments import Moments
 from ray_lowcomm.core.names import trainable_parameters, work_dtype
 from ray_lowcomm.core.optimizers import Optimizers
 
@@ -36,6 +36,7 @@ class Tracks:
     ) -> None:
         self.parameters = trainable_parameters(model)
         self.optimizers = Optimizers(optimizers)
+        self.moments = Moments(self.optimizers)
         self.spare = Spare()
         self._tensors = list(self.parameters.values())
         self.layout = Layout.of({k: p.data for k, p in self.parameters.items()}, work_dtype(self._tensors))
@@ -47,7 +48,7 @@ class Tracks:
 
     def check(self, tracks: tuple[str, ...]) -> None:
         """Raise SettingError unless the optimizer has these tracks."""
-        have = (PARAMS, GRADS, *optimizer_state.moment_names(self.optimizers))
+        have = (PARAMS, GRADS, *self.moments.names)
         for track in tracks:
             if track not in have:
                 raise SettingError("track", track, f"{self.optimizers.name} has {', '.join(have)}")
@@ -58,7 +59,7 @@ class Tracks:
             return self.layout.flatten(self._parameter(i, p) for i, p in enumerate(self._tensors))
         if track == GRADS:
             return self.layout.flatten(_gradient(p) for p in self._tensors)
-        return self.layout.flatten(optimizer_state.moment(self.optimizers, p, track) for p in self._tensors)
+        return self.layout.flatten(self.moments.read(p, track) for p in self._tensors)
 
     def write(self, track: str, flat: Tensor) -> None:
         """Set the track to `flat` [n], cast to the tensors' dtypes."""
@@ -71,7 +72,7 @@ class Tracks:
                 if track == PARAMS:
                     self._set_parameter(i, parameter, part)
                 else:
-                    optimizer_state.set_moment(self.optimizers, parameter, track, part)
+                    self.moments.write(parameter, track, part)
 
     def below(self, flat: Tensor) -> Tensor:
         """A flat vector [n] of the caller's own, from `spare`: `flat` minus the parameters."""

@@ -19,8 +19,8 @@ def judged(config: LoopConfig, arguments: Mapping[str, Any]) -> tuple[str, ...]:
         SettingError: a fault of a replica that there is not; or something was given that has no effect.
     """
     given = Given(_named(config, arguments))
-    resolved = config.resolved()
     try:
+        resolved = config.resolved()
         refuse_idle(resolved, given)
     except SettingError as error:
         raise SettingError(_own(error.field), error.value, _own(error.allowed)) from None

@@ -3,18 +3,16 @@
 from dataclasses import fields, replace
 from typing import Any
 
-from ray_lowcomm.core import optimizer_state
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.schedule import Schedule
 from ray_lowcomm.core.settings import StrategySettings
-from ray_lowcomm.core.tracks import Tracks
-from ray_lowcomm.strategies import track_codecs
+from ray_lowcomm.core.tracks import PARAMS, Tracks
+from ray_lowcomm.strategies import local_adam, track_codecs
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
 from ray_lowcomm.strategies.dct_momentum import DCT_MOMENTUM
 from ray_lowcomm.strategies.ddp import DDP_ALGORITHM
 from ray_lowcomm.strategies.desloc import DESLOC
 from ray_lowcomm.strategies.diloco import DILOCO
-from ray_lowcomm.strategies.local_adam import LOCAL_ADAM
 from ray_lowcomm.strategies.local_sgd import LOCAL_SGD
 from ray_lowcomm.strategies.sparse_loco import SPARSE_LOCO
 from ray_lowcomm.strategies.topk_diloco import TOPK_DILOCO
@@ -22,7 +20,7 @@ from ray_lowcomm.strategies.topk_diloco import TOPK_DILOCO
 ALGORITHMS: dict[str, Algorithm] = {
     "ddp": DDP_ALGORITHM,
     "local_sgd": LOCAL_SGD,
-    "local_adam": LOCAL_ADAM,
+    "local_adam": local_adam.LOCAL_ADAM,
     "diloco": DILOCO,
     "dct_momentum": DCT_MOMENTUM,
     "desloc": DESLOC,
@@ -65,6 +63,25 @@ def resolve(settings: StrategySettings) -> StrategySettings:
     return resolved
 
 
+def check_inner(
+    settings: StrategySettings, state_on_sync: str, optimizer: str, moments: tuple[str, ...] | None
+) -> None:
+    """Check settings against the inner optimizer: its name, and its moments as far as they are known.
+
+    Raises:
+        SettingError: what is averaged would be thrown away, or there is nothing to be averaged.
+    """
+    if not algorithm(settings.name).averages_moments:
+        return
+    if state_on_sync == "reset":
+        allowed = f"must be keep with strategy.name = {settings.name}, whose means of the moments it would throw away"
+        raise SettingError("inner.state_on_sync", state_on_sync, allowed)
+    if moments is not None:
+        track_codecs.check_has(settings.codec or {}, (PARAMS, *moments), optimizer)
+    if moments == () and settings.name == "local_adam":
+        raise local_adam.needs_moments(optimizer)
+
+
 def schedule(settings: StrategySettings, moments: tuple[str, ...], seed: int, total: int) -> Schedule:
     """The ops of a run of `total` nominal steps; the same on all replicas and in the driver."""
     entry = algorithm(settings.name)
@@ -78,7 +95,7 @@ def remarks(strategy: Strategy, settings: StrategySettings, steps: int) -> tuple
 
 def moments_of(tracks: Tracks) -> tuple[str, ...]:
     """The moments of the replica's optimizer, as `schedule` wants them."""
-    return optimizer_state.moment_names(tracks.optimizers)
+    return tracks.moments.names
 
 
 def build(settings: StrategySettings, tracks: Tracks, seed: int = 0) -> Strategy:
@@ -86,4 +103,15 @@ def build(settings: StrategySettings, tracks: Tracks, seed: int = 0) -> Strategy
     return algorithm(settings.name).build(settings, tracks, seed)
 
 
-__all__ = ["ALGORITHMS", "Algorithm", "Strategy", "algorithm", "build", "moments_of", "remarks", "resolve", "schedule"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Strategy",
+    "algorithm",
+    "build",
+    "check_inner",
+    "moments_of",
+    "remarks",
+    "resolve",
+    "schedule",
+]

@@ -24,7 +24,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ray_lowcomm.core import optimizer_state
 from ray_lowcomm.core.digest import digest_text
 from ray_lowcomm.core.outer import OuterOptimizer
 from ray_lowcomm.core.payload import Proposal, Received
@@ -35,7 +34,7 @@ from ray_lowcomm.strategies.anchor import Anchor
 from ray_lowcomm.strategies.averaging import PeriodicAveraging
 from ray_lowcomm.strategies.contract import State, Strategy
 from ray_lowcomm.strategies.residual import with_residual
-from ray_lowcomm.strategies.track_codecs import SECOND_MOMENTS, as_settings, build_codec, check_has, codec_of
+from ray_lowcomm.strategies.track_codecs import as_settings, build_codec, check_has, codec_of
 
 FIRST_MOMENT = "exp_avg"
 
@@ -45,7 +44,7 @@ class Moment(Tracks):
 
     def __init__(self, tracks: Tracks, name: str) -> None:
         self.layout, self.optimizers, self.parameters = tracks.layout, tracks.optimizers, tracks.parameters
-        self.spare = tracks.spare
+        self.moments, self.spare = tracks.moments, tracks.spare
         self._all, self._name = tracks, name
 
     def read(self, track: str = PARAMS) -> Tensor:
@@ -61,7 +60,7 @@ class Moment(Tracks):
         out = self.spare.take(flat)
         parts = zip(self.parameters.values(), self.layout.split(flat), self.layout.split(out), strict=True)
         for parameter, of, to in parts:
-            torch.sub(of, optimizer_state.moment(self.optimizers, parameter, self._name), out=to)
+            torch.sub(of, self.moments.read(parameter, self._name), out=to)
         return out
 
     def add(self, flat: Tensor, alpha: float = 1.0) -> None:
@@ -75,7 +74,7 @@ class CodedTracks:
     consistent, replicated = True, False
 
     def __init__(self, dense: PeriodicAveraging, coded: Mapping[str, Strategy]) -> None:
-        self._dense, self._coded = dense, coded
+        self._dense, self._coded, self.tracks = dense, coded, dense.tracks
         self._moments = {track: part for track, part in coded.items() if track != PARAMS}
         self._open: dict[str, str] = {}
         self._digests: dict[str, str] = {}
@@ -102,18 +101,18 @@ class CodedTracks:
         track = self._open.pop(proposal)
         self._digests.pop(track, None)
         bounded = track in self._moments or track == FIRST_MOMENT
-        before = self._dense.tracks.read(track) if bounded else None
+        before = self.tracks.read(track) if bounded else None
         self.of(track).apply(proposal, received)
         if before is not None:
             self._keep_within_bounds(track, before, min(received.weights))
 
     def _keep_within_bounds(self, moment: str, before: Tensor, weight: float) -> None:
-        tracks = self._dense.tracks
+        tracks = self.tracks
         after = tracks.read(moment)
-        if moment in SECOND_MOMENTS:
+        if tracks.moments.not_negative(moment):
             torch.maximum(after, before.mul_(weight), out=after)
         elif moment == FIRST_MOMENT:
-            of_a_step = (optimizer_state.largest_first_moment(tracks.optimizers, p) for p in tracks.parameters.values())
+            of_a_step = map(tracks.moments.largest_first, tracks.parameters.values())
             most = torch.maximum(tracks.layout.flatten(of_a_step), before.abs_(), out=before)
             torch.minimum(after, most, out=after)
             torch.maximum(after, most.neg_(), out=after)
@@ -141,7 +140,7 @@ class CodedTracks:
         """A joiner starts at the anchor with its donor's moments. A copy that the saved run did not have is zero."""
         self._dense.load(shared, local)
         self._digests.clear()
-        tracks = self._dense.tracks
+        tracks = self.tracks
         if PARAMS in self._coded:
             self._coded[PARAMS].load(shared, local)
         for track, part in self._moments.items():
@@ -173,7 +172,7 @@ def with_codecs(dense: PeriodicAveraging, settings: StrategySettings, seed: int)
         SettingError: the optimizer does not have a track that is named.
     """
     tracks, codecs = dense.tracks, settings.codec or {}
-    have = (PARAMS, *optimizer_state.moment_names(tracks.optimizers))
+    have = (PARAMS, *tracks.moments.names)
     check_has(codecs, have, tracks.optimizers.name)
     coded = {}
     for track in have:

@@ -96,7 +96,7 @@ class Algorithm:
     raises SettingError on combinations that make no sense. `due` and `final` (tracks to be synchronised at the end of a
     run) depend on the settings and the optimizer's moments only, so that the driver computes them, too. `build` gets
     the replica's own seed. `remarks` says what the user should know about a run of so many
-    inner steps with what `build` has made.
+    inner steps with what `build` has made. `averages_moments`: moments of the inner optimizer are shared, too.
     """
 
     defaults: Mapping[str, Any]
@@ -107,3 +107,4 @@ class Algorithm:
     unused: Callable[[StrategySettings], Mapping[str, str]] = field(default=lambda settings: {})
     check: Callable[[StrategySettings], None] = field(default=lambda settings: None)
     remarks: Callable[[Strategy, StrategySettings, int], tuple[str, ...]] = field(default=lambda built, s, steps: ())
+    averages_moments: bool = False

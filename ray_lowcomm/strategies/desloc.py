@@ -1,29 +1,36 @@
 """DES-LOC (arXiv 2505.22549): parameters and each optimizer state are averaged on periods of their own.
 
-For AdamW and ADOPT (exp_avg, exp_avg_sq) and for SGD with momentum (momentum_buffer, on the period of exp_avg). Choose
+For any optimizer: all that it keeps for a parameter in its shape is a track (`ray_lowcomm.core.moments`), with the
+period of first moments (exp_avg, momentum_buffer), of second ones (exp_avg_sq, max_exp_avg_sq) or of others. Choose
 K_x first, then a moment's period near the half-life of its beta (`ray_lowcomm.core.schedule.half_life`); the practical
 default is K_u = 3 K_x and K_v = 6 K_x (section D2). With `codec` tracks are sent compressed (`strategies.coded`).
 """
 
 from dataclasses import replace
+from typing import Any
 
-from ray_lowcomm.core import optimizer_state
 from ray_lowcomm.core.outer import OuterOptimizer
 from ray_lowcomm.core.schedule import Due, at_random, every
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import PARAMS, Tracks
 from ray_lowcomm.strategies import track_codecs
 from ray_lowcomm.strategies.averaging import PeriodicAveraging
-from ray_lowcomm.strategies.coded import with_codecs
+from ray_lowcomm.strategies.coded import CodedTracks, with_codecs
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
 from ray_lowcomm.strategies.residual import unused_outer_fields
+
+FIRST, SECOND = ("exp_avg", "momentum_buffer"), ("exp_avg_sq", "max_exp_avg_sq")
+MULTIPLES = {"exp_avg_period": 3, "exp_avg_sq_period": 6, "moment_period": 3}  # of the parameters' period, by default
+
+
+def _period(moment: str) -> str:
+    """The setting that is the period of a moment."""
+    return "exp_avg_period" if moment in FIRST else "exp_avg_sq_period" if moment in SECOND else "moment_period"
 
 
 def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due:
     periods = {PARAMS: settings.param_period or 1}
-    for moment in moments:
-        second = moment in track_codecs.SECOND_MOMENTS
-        periods[moment] = (settings.exp_avg_sq_period if second else settings.exp_avg_period) or 1
+    periods |= {moment: getattr(settings, _period(moment)) or 1 for moment in moments}
     return at_random(periods, seed) if settings.periods == "random" else every(periods)
 
 
@@ -42,10 +49,13 @@ def _derived(settings: StrategySettings) -> StrategySettings:
         settings,
         inner_steps=None,
         param_period=period,
-        exp_avg_period=settings.exp_avg_period or 3 * period,
-        exp_avg_sq_period=settings.exp_avg_sq_period or 6 * period,
         codec=track_codecs.filled(settings.codec or {}),
+        **_periods(settings, period),
     )
+
+
+def _periods(settings: StrategySettings, period: int) -> dict[str, Any]:
+    return {name: getattr(settings, name) or times * period for name, times in MULTIPLES.items()}
 
 
 def _check(settings: StrategySettings) -> None:
@@ -54,8 +64,28 @@ def _check(settings: StrategySettings) -> None:
 
 def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
     outer = OuterOptimizer(settings.outer_optimizer or "none", settings.outer_lr or 1.0, settings.outer_momentum or 0.0)
-    dense = PeriodicAveraging(tracks, optimizer_state.moment_names(tracks.optimizers), outer)
+    dense = PeriodicAveraging(tracks, tracks.moments.names, outer)
     return with_codecs(dense, settings, seed) if settings.codec else dense
+
+
+def _remarks(strategy: Strategy, settings: StrategySettings, steps: int) -> tuple[str, ...]:
+    """What of the optimizer's state is not averaged, and settings for moments that it does not have."""
+    assert isinstance(strategy, PeriodicAveraging | CodedTracks)
+    moments, name = strategy.tracks.moments, strategy.tracks.optimizers.name
+    if not moments.names:
+        return (*moments.remarks(), f"{name} has no moments, so desloc averages parameters only, as local_sgd does")
+    used, said = {_period(moment) for moment in moments.names}, list(moments.remarks())
+    for period, times in MULTIPLES.items():
+        value = getattr(settings, period)
+        if period not in used and value != times * (settings.param_period or 1):
+            said.append(
+                f"strategy.{period} = {value} has no effect: the moments of {name} are {', '.join(moments.names)}"
+            )
+    others = [moment for moment in moments.names if _period(moment) == "moment_period"]
+    if others and (settings.moment_period or 1) > steps:
+        late = f"is more than the {steps} steps of the run: {', '.join(others)} will never be averaged"
+        said.append(f"strategy.moment_period = {settings.moment_period} {late}")
+    return tuple(said)
 
 
 DESLOC = Algorithm(
@@ -64,6 +94,7 @@ DESLOC = Algorithm(
         "param_period": None,
         "exp_avg_period": None,
         "exp_avg_sq_period": None,
+        "moment_period": None,
         "periods": "fixed",
         "outer_optimizer": "none",
         "outer_lr": 1.0,
@@ -76,4 +107,6 @@ DESLOC = Algorithm(
     derived=_derived,
     unused=_unused,
     check=_check,
+    remarks=_remarks,
+    averages_moments=True,
 )

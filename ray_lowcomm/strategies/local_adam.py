@@ -1,6 +1,5 @@
 """Local Adam (2409.13155, ALGORITHMS A4): parameters and all moments are averaged every H steps."""
 
-from ray_lowcomm.core import optimizer_state
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.outer import OuterOptimizer
 from ray_lowcomm.core.schedule import Due, every
@@ -15,13 +14,21 @@ def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due
 
 
 def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
-    moments = optimizer_state.moment_names(tracks.optimizers)
+    moments = tracks.moments.names
     if not moments:
-        name = tracks.optimizers.name
-        raise SettingError(
-            "strategy.name", "local_adam", f"needs Adam, AdamW, RAdam, ADOPT or SGD with momentum, got {name}"
-        )
+        raise needs_moments(tracks.optimizers.name, tracks.moments.remarks())
     return PeriodicAveraging(tracks, moments, OuterOptimizer("none"))
 
 
-LOCAL_ADAM = Algorithm(defaults={"inner_steps": 32}, due=_due, build=_build)
+def needs_moments(optimizer: str, remarks: tuple[str, ...] = ()) -> SettingError:
+    """What is raised where `optimizer` has no moments, with what else there is to say of it."""
+    allowed = f"needs an optimizer with moments, and {optimizer} has none: take local_sgd or diloco"
+    return SettingError("strategy.name", "local_adam", "; ".join((allowed, *remarks)))
+
+
+def _remarks(strategy: Strategy, settings: StrategySettings, steps: int) -> tuple[str, ...]:
+    assert isinstance(strategy, PeriodicAveraging)
+    return strategy.tracks.moments.remarks()
+
+
+LOCAL_ADAM = Algorithm(defaults={"inner_steps": 32}, due=_due, build=_build, remarks=_remarks, averages_moments=True)

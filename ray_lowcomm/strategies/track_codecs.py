@@ -12,22 +12,13 @@ from ray_lowcomm.strategies.anchor import Anchor
 from ray_lowcomm.strategies.residual import dense_codec
 from ray_lowcomm.strategies.tiles import tile_codec
 
-SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
 OTHERS = "default"
-NAMES = (PARAMS, "exp_avg", "momentum_buffer", *SECOND_MOMENTS, OTHERS)
 
 Codecs = Mapping[str, TrackCodec]
 
 
 def filled(codecs: Codecs) -> dict[str, TrackCodec]:
-    """The same with a value for every field that has an effect with the others as they are; None for the others.
-
-    Raises:
-        SettingError: a track that there is not.
-    """
-    for track, codec in codecs.items():
-        if track not in NAMES:
-            raise SettingError(f"strategy.codec.{track}", _shown(codec), f"no such track; there are {', '.join(NAMES)}")
+    """The same with a value for every field that has an effect with the others as they are; None for the others."""
     return {track: _filled(track, codec) for track, codec in codecs.items()}
 
 
@@ -56,9 +47,10 @@ def codec_of(codecs: Codecs, track: str) -> TrackCodec | None:
 
 def check_has(codecs: Codecs, tracks: tuple[str, ...], optimizer: str) -> None:
     """SettingError if a codec is for a track that the optimizer does not have."""
-    for track in codecs:
+    for track, codec in codecs.items():
         if track not in (*tracks, OTHERS):
-            raise SettingError("strategy.codec", track, f"is not a track of {optimizer}, which has {', '.join(tracks)}")
+            allowed = f"no such track; with {optimizer} there are {', '.join((*tracks, OTHERS))}"
+            raise SettingError(f"strategy.codec.{track}", _shown(codec), allowed)
 
 
 def build_codec(codec: TrackCodec, anchor: Anchor, seed: int) -> TopK:

@@ -15,11 +15,15 @@ from .fleet import adamw
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy with an inner optimizer. Rounds are short, so that three of them fit into six steps."""
+    """A strategy with an inner optimizer. Rounds are short, so that three of them fit into six steps.
+
+    `exact`: its steps have the same values on every machine, to float64's rounding.
+    """
 
     id: str
     settings: StrategySettings
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw
+    optimizer: Callable[[nn.Module], Any] = adamw  # one optimizer, or several
+    exact: bool = True
 
     def __repr__(self) -> str:
         return self.id
@@ -31,6 +35,31 @@ def momentum(model: nn.Module) -> torch.optim.Optimizer:
 
 def adopt(model: nn.Module) -> torch.optim.Optimizer:
     return Adopt(model.parameters(), lr=0.02, weight_decay=0.1)
+
+
+def rmsprop(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(model.parameters(), lr=0.005, momentum=0.5, centered=True)
+
+
+def nadam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.NAdam(model.parameters(), lr=0.01)
+
+
+def adamax(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adamax(model.parameters(), lr=0.01)
+
+
+def adafactor(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adafactor([p for p in model.parameters() if p.numel()], lr=0.01)  # empty ones raise in torch
+
+
+def muon_and_adamw(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Muon takes matrices only."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in parameters if p.dim() == 2 and p.numel()]
+    others = [p for p in parameters if p.dim() != 2 or not p.numel()]
+    made: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=0.02)] if matrices else []
+    return [*made, torch.optim.AdamW(others, lr=0.01)] if others else made
 
 
 def _of(name: str, **fields: Any) -> StrategySettings:
@@ -79,6 +108,13 @@ CASES = [
     Case("desloc_nesterov", _of("desloc", outer_optimizer="nesterov", **PERIODS)),
     Case("desloc_sgd", _of("desloc", **PERIODS), momentum),
     Case("desloc_adopt", _of("desloc", **PERIODS), adopt),
+    Case(
+        "local_adam_muon", _of("local_adam", inner_steps=2), muon_and_adamw, exact=False
+    ),  # Muon multiplies in bfloat16
+    Case("desloc_rmsprop", _of("desloc", **PERIODS, moment_period=2), rmsprop),
+    Case("desloc_nadam", _of("desloc", **PERIODS), nadam),
+    Case("desloc_adamax_codec", _of("desloc", codec=BUFFERED, **PERIODS, moment_period=2), adamax),
+    Case("desloc_adafactor", _of("desloc", **PERIODS, moment_period=2), adafactor),
     Case("desloc_codec", _of("desloc", codec=CODEC, **PERIODS)),
     Case("desloc_codec_sgd", _of("desloc", codec=BUFFERED, combine="sharded", **PERIODS), momentum),
 ]

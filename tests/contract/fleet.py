@@ -55,7 +55,7 @@ class Job:
     model: Callable[[], nn.Module]
     replicas: int = 2
     steps: int = 6
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw
+    optimizer: Callable[[nn.Module], Any] = adamw  # one optimizer, or several
     batch: Callable[[int, int], Any] = regression
     loss: Callable[[nn.Module, Any], Tensor] = mean_square
     tokens: Callable[[int], int] = lambda replica: 8

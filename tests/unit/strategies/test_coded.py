@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from ray_lowcomm.core.errors import SettingError
-from ray_lowcomm.core.optimizer_state import moment_names
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import StrategySettings, TrackCodec
 from tests.contract.bench import Member, conclude, exchange, member, members, play_round, propose, train_to_launch
@@ -41,7 +40,7 @@ def test_a_codec_that_loses_nothing_is_dense_desloc(outer: str, optimizer) -> No
     fields = {"outer_optimizer": outer} | ({"exp_avg_period": 10**6} if optimizer is adamw else {})  # that is bounded
     dense, coded = (_case(codec, optimizer, **fields) for codec in ({}, {"default": ALL}))
     fleet, twins = members(coded, 3), members(dense, 3)
-    tracks = ("params", *moment_names(fleet[0].tracks.optimizers))
+    tracks = ("params", *fleet[0].tracks.moments.names)
     assert len(tracks) == (2 if optimizer is momentum else 3)
     for _ in range(3):
         play_round(fleet)
@@ -176,7 +175,7 @@ def test_the_residual_of_parameters_can_be_in_a_buffer() -> None:
 
 
 def test_a_track_that_the_optimizer_does_not_have_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"strategy\.codec = 'exp_avg': is not a track of SGD, which has params"):
+    with pytest.raises(SettingError, match=r"codec\.exp_avg = .* no such track; with SGD there are params, mom"):
         member(_case({"exp_avg": FEW}, momentum))
 
 

@@ -46,7 +46,7 @@ def test_it_is_the_default_and_dct_momentum_without_its_transform() -> None:
 def _remarks(steps: int, **given: Any) -> tuple[str, ...]:
     model = nn.Linear(64, 64, bias=False)
     settings = strategies.resolve(StrategySettings(**given))
-    strategy = strategies.build(settings, Tracks(model, torch.optim.SGD(model.parameters(), 0.1)))
+    strategy = strategies.build(settings, Tracks(model, torch.optim.AdamW(model.parameters())))
     return strategies.remarks(strategy, settings, steps)
 
 
