@@ -33,7 +33,8 @@ class RunPlan:
 class Event:
     """For the host. Kinds: `record` (a round), `start_loss`, `notice` (text), `manifest` (folder, manifest: the
     checkpoint is whole, write it), `joined` (a replica that waits to begin), `left` (one that was asked to leave and
-    is gone), `failed` (text, traceback), `ended` (whether it was the whole run)."""
+    is gone), `failed` (text, traceback), `ended` (whether it was the whole run). Where replicas are processes their
+    host adds `output` (replica, lines that it has printed)."""
 
     kind: str
     data: Any = None

@@ -18,10 +18,11 @@ from ray_lowcomm.runtime.labels import matches
 from ray_lowcomm.runtime.ray_private import Place, autoscaler_limits, prepare_train_environment
 
 
-def connect(settings: FleetSettings) -> bool:
+def connect(settings: FleetSettings, prints: bool) -> bool:
     """Use the cluster that this process has joined, that of `fleet.address`, that of RAY_ADDRESS, or start a local one.
 
-    Returns whether this call connected (and who called should disconnect).
+    `prints`: Ray shows what all processes of this job print, in its own way. Returns whether this call connected (and
+    who called should disconnect).
 
     Raises:
         FleetError: the cluster cannot be reached.
@@ -33,11 +34,10 @@ def connect(settings: FleetSettings) -> bool:
         return False
     address = settings.address or os.environ.get("RAY_ADDRESS")
     on_sigterm = signal.getsignal(signal.SIGTERM)
-    # what users print in their train function is theirs to see; what Ray Train says about itself is not
     quiet: dict[str, Any] = {
         "logging_level": "ERROR",
         "logging_config": ray.LoggingConfig(log_level="WARNING"),
-        "log_to_driver": True,
+        "log_to_driver": prints,
     }
     try:
         if address and address != "local":

@@ -7,30 +7,36 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import ray
 from ray.exceptions import ActorUnavailableError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_lowcomm.engine import checkpoint
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.coordinator import Coordinator
 from ray_lowcomm.engine.storage import Storage
+from ray_lowcomm.runtime.event_log import EventLog
+from ray_lowcomm.runtime.output import read_rest
 from ray_lowcomm.runtime.ray_private import draining_nodes
 
 TICK_S = 0.25
 WATCH_S = 0.2
 PING_TIMEOUT_S = 10.0
 DRAIN_S = 1.0
+REST_S = 10.0
 TRAINER_GONE_S = 120.0
 
 
 @dataclass(frozen=True)
 class Attachment:
-    """A replica's process: its actor, its pid, its node's id."""
+    """A replica's process: its actor, its pid, its node's id, and the file there that it prints to ('': unknown)."""
 
     token: str
     handle: Any
     pid: int
     node: str
+    printed: str = ""
 
 
 class Driver:
@@ -47,9 +53,11 @@ class Driver:
         self._joined: dict[int, str] = {}  # token of the process that has joined last
         self._gone: set[str] = set()  # tokens of processes that Ray has given up for good
         self._pids: dict[int, list[int]] = {}
-        self._events: list[Event] = []
+        self._events = EventLog()
         self._handled = 0  # events that the trainer has dealt with
         self._in_step, self._recorded = in_step, 0  # so many events up to the last round
+        self._shown: dict[str, int] = {}  # token -> byte up to which what the process printed has been passed on
+        self._rests: set[asyncio.Task[None]] = set()
         self._news, self._progress = asyncio.Event(), asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -91,6 +99,14 @@ class Driver:
             return noted[0]
         return await self._waiting[member]
 
+    async def printed(self, member: int, token: str, lines: list[str], end: int) -> None:
+        """Lines that a replica's process has printed, up to byte `end` of its file; returns when they are shown."""
+        if token in self._gone:
+            return  # `_show_rest` has read them
+        self._shown[token] = end
+        self._emit(Event("output", (member, lines)))
+        await self._is_handled(len(self._events))
+
     async def exchange_is_on(self, generation: int) -> bool:
         """See Coordinator."""
         return self._coordinator.exchange_is_on(generation)
@@ -103,6 +119,7 @@ class Driver:
         Asking says that all events before `after` have been dealt with.
         """
         self._handled = max(self._handled, after)
+        self._events.forget(after)
         self._progress.set()
         if len(self._events) <= after:
             self._news.clear()
@@ -110,7 +127,12 @@ class Driver:
                 await asyncio.wait_for(self._news.wait(), timeout_s)
             except TimeoutError:
                 return []
-        return self._events[after:]
+        return self._events.since(after)
+
+    async def all_printed(self) -> None:
+        """Wait until what processes that are gone had printed has become events."""
+        if self._rests:
+            await asyncio.wait(self._rests, timeout=REST_S)
 
     async def stop(self, reason: str) -> None:
         """End the run in order."""
@@ -241,10 +263,25 @@ class Driver:
             except Exception as error:
                 why = f"{process} is gone: {type(error).__name__}"
                 self._gone.add(attachment.token)
+                if attachment.printed:
+                    task = self._spawn(self._show_rest(member, attachment))
+                    self._rests.add(task)
+                    task.add_done_callback(self._rests.discard)
             if self._attached.get(member) is not attachment:
                 return
             if why:
                 self._lost(member, attachment.token, why)
+
+    async def _show_rest(self, member: int, attachment: Attachment) -> None:
+        """The last words of a process that died before it could pass them on."""
+        offset = self._shown.get(attachment.token, 0)
+        try:
+            lines = await asyncio.wait_for(rest_on_node(attachment.node, attachment.printed, offset), REST_S)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            lines = [f"… what it printed last is not known: {attachment.printed} cannot be read ({why})"]
+        if lines:
+            self._emit(Event("output", (member, lines)))
 
     def _lost(self, member: int, token: str, why: str) -> None:
         known, joined = self._coordinator.members.get(member), self._joined.get(member) == token
@@ -277,3 +314,13 @@ class Driver:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+async def rest_on_node(node: str, path: str, offset: int) -> list[str]:
+    """`read_rest` on the node with this id."""
+    if node == ray.get_runtime_context().get_node_id():
+        return await asyncio.to_thread(read_rest, path, offset)
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    task = ray.remote(read_rest).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+    lines: list[str] = await task.remote(path, offset)
+    return lines

@@ -21,6 +21,7 @@ from ray_lowcomm.runtime.driver import Driver
 from ray_lowcomm.runtime.elastic import ElasticCohorts
 from ray_lowcomm.runtime.groups import RayGroups
 from ray_lowcomm.runtime.ray_private import Place, beside_this_process
+from ray_lowcomm.runtime.sending import Sent
 from ray_lowcomm.runtime.worker import WorkerPlan
 
 POLL_S = 0.25  # a signal is noticed only between two waits
@@ -34,7 +35,8 @@ CUT_S = 0.8  # the same when the process is stopped from outside: after `ray job
 class RayFleet:
     """Runs one run; `on_event` gets the coordinator's events as they happen. With a `place` all replicas run there.
 
-    `in_step`: a round is not closed before `on_event` has returned from the one before.
+    `in_step`: a round is not closed before `on_event` has returned from the one before. `shown`: what replicas print
+    comes as events ``output`` (replica, lines), and goes nowhere else.
     """
 
     def __init__(
@@ -44,9 +46,11 @@ class RayFleet:
         on_event: Callable[[Event], None],
         place: Place | None = None,
         in_step: bool = False,
+        shown: bool = False,
     ) -> None:
         said = check_room(plan.fleet) if place is None else ""
         self._plan, self._spec, self._on_event, self._place = plan, spec, on_event, place
+        self._shown = shown
         self._id = f"{plan.run.name}-{uuid.uuid4().hex[:8]}"
         options = beside_this_process() | {"max_concurrency": 1000}
         self._driver: Any = ray.remote(Driver).options(**options).remote(plan, in_step)
@@ -88,18 +92,22 @@ class RayFleet:
     def _start_cohorts(self, train: TrainLoop) -> None:
         # Ray Train keeps files of its own, which nobody needs, in a place that it must see from all nodes
         fleet, storage = self._plan.fleet, f"{self._plan.directory}/{TRAIN_FOLDER}"
+        sent = Sent.of(train)
+
+        def plan_of(number: int, first: int) -> WorkerPlan:
+            return WorkerPlan(self._driver, sent, self._spec, self._id, number, first, self._shown)
 
         def start_one(index: int, place: Place) -> Cohort:
-            worker = WorkerPlan(self._driver, train, self._spec, self._id, index, index)
-            return Cohort(worker, 1, fleet, storage, place)
+            return Cohort(plan_of(index, index), 1, fleet, storage, place)
 
         if fleet.elastic and self._place is None:
             self._elastic = ElasticCohorts(fleet, start_one, self._say, self._groups)
             return
         first = 0
         for number, cohort in enumerate(fleet.cohorts or (CohortSettings(replicas=fleet.max_replicas),)):
-            worker = WorkerPlan(self._driver, train, self._spec, self._id, number, first)
-            self._cohorts.append(Cohort(worker, cohort.replicas, fleet, storage, self._place_of(cohort, first)))
+            self._cohorts.append(
+                Cohort(plan_of(number, first), cohort.replicas, fleet, storage, self._place_of(cohort, first))
+            )
             first += cohort.replicas
 
     def _place_of(self, cohort: CohortSettings, first: int) -> Place:
@@ -172,6 +180,11 @@ class RayFleet:
             leave_s = 0.0  # nobody tells the replicas to leave
             problems.append(type(error).__name__)
         deadline = time.monotonic() + leave_s
+        try:
+            if self._shown:
+                self._show_last(deadline)
+        except (GetTimeoutError, RayError) as error:
+            problems.append(f"what replicas printed last: {type(error).__name__}")
         for cohort in self._all_cohorts():
             cohort.end(max(0.0, deadline - time.monotonic()))
         try:
@@ -182,6 +195,19 @@ class RayFleet:
         self._delete_train_folder()
         if problems:
             self._say(f"ending the run was not clean: {', '.join(problems)}")
+
+    def _show_last(self, deadline: float) -> None:
+        """Show what replicas print while they leave by themselves: they wait until it is shown."""
+        while any(cohort.running for cohort in self._all_cohorts()) and time.monotonic() < deadline:
+            self._show_output(POLL_S)
+        ray.get(self._driver.all_printed.remote(), timeout=CALL_TIMEOUT_S)
+        self._show_output(0.0)
+
+    def _show_output(self, wait_s: float) -> None:
+        for event in ray.get(self._driver.events.remote(self._seen, wait_s), timeout=CALL_TIMEOUT_S):
+            self._seen += 1
+            if event.kind == "output":
+                self._on_event(event)
 
     def _delete_train_folder(self) -> None:
         storage = Storage(self._plan.directory)

@@ -160,6 +160,12 @@ def prepare_train_environment() -> None:
         os.environ.setdefault(name, value)
 
 
+def logs_folder() -> str:
+    """Where Ray keeps the logs of this node's processes; it forwards none of the files there whose names are ours."""
+    node: Any = ray._private.worker.global_worker.node
+    return str(node.get_logs_dir_path())
+
+
 def draining_nodes() -> set[str]:
     """Ids of the nodes that will go away soon: before a spot machine is taken back, or by ``ray drain-node``."""
     from ray._private.state import state

@@ -1,13 +1,38 @@
-"""Whether a train function can be sent to the replicas, and what of it cannot, before Ray says so in pages."""
+"""Sending a train function to the replicas; what of it cannot be sent is said before Ray says so in pages."""
 
 import functools
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from ray import cloudpickle
 
+from ray_lowcomm.core import randomness
 from ray_lowcomm.core.errors import FleetError
+from ray_lowcomm.engine.member import Context, TrainLoop
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A train function on its way to a replica, loaded when it is called.
+
+    What its modules print or raise when they are imported is then the replica's; what they draw is not taken from the
+    numbers that the train function begins with.
+    """
+
+    pickled: bytes
+
+    @classmethod
+    def of(cls, train: TrainLoop) -> "Sent":
+        """See `check_sendable`, for what cannot be sent."""
+        return cls(cloudpickle.dumps(train))
+
+    def __call__(self, context: Context) -> Any:
+        """Call it."""
+        train = cloudpickle.loads(self.pickled)
+        randomness.seed_all(context.seed)
+        return train(context)
 
 
 def check_sendable(train: Callable[..., Any]) -> None:

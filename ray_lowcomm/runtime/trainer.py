@@ -1,11 +1,11 @@
 """The trainer: a train function, settings, and `fit()`, on Ray or with all replicas in this process."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ray_lowcomm import strategies
 from ray_lowcomm.config import LoopConfig, LoopSettings, section
@@ -29,7 +29,8 @@ from ray_lowcomm.runtime.stopping import sigterm_interrupts
 
 
 class Recorder(Protocol):
-    """Who writes down and shows what happens in a run."""
+    """Who writes down and shows what happens in a run; what replicas print goes where Ray puts it, unless it is a
+    `ShowsOutput`, too."""
 
     def on_start(self, info: Mapping[str, Any]) -> None:
         """The run begins."""
@@ -43,6 +44,14 @@ class Recorder(Protocol):
     def on_end(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """The run is over; returns what summary.json holds."""
         ...
+
+
+@runtime_checkable
+class ShowsOutput(Protocol):
+    """Who shows what replicas on Ray print."""
+
+    def on_output(self, replica: int, lines: Sequence[str]) -> None:
+        """The next lines that this replica has printed."""
 
 
 @dataclass(frozen=True)
@@ -193,10 +202,11 @@ class LowCommTrainer:
         from ray_lowcomm.runtime.sending import check_sendable
 
         check_sendable(self.train_loop)
-        if connect(self.fleet):
+        if connect(self.fleet, prints=attempt.shown is None):
             closing.callback(ray.shutdown)
         in_step = self.options.on_event is not None
-        fleet = RayFleet(plan, spec, attempt.on_event, surrounding_place(self.fleet), in_step)
+        place, shown = surrounding_place(self.fleet), attempt.shown is not None
+        fleet = RayFleet(plan, spec, attempt.on_event, place, in_step, shown)
         self._stop_fleet = fleet.stop
         try:
             if self._stopping:
@@ -295,6 +305,7 @@ class _Attempt:
         self._directory, self._keep = plan.directory, plan.checkpoint.keep
         before: float = plan.restored["totals"]["wall_s"] if plan.restored else 0.0
         self._began = time.monotonic() - before
+        self.shown = recorder if isinstance(recorder, ShowsOutput) else None
         self.failure = self.hint = ""
         self.complete = False
         self.summary: dict[str, Any] = {}
@@ -313,6 +324,8 @@ class _Attempt:
             self._recorder.on_round(event.data)
         elif event.kind == "notice":
             self._recorder.on_notice(worded(event.data, self._reader))
+        elif event.kind == "output" and self.shown is not None:
+            self.shown.on_output(*event.data)
         elif event.kind == "start_loss" and event.data is not None:
             self._recorder.on_notice(f"validation loss before training: {event.data:.4f}")
         elif event.kind == "manifest":

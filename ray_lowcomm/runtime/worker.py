@@ -3,6 +3,7 @@
 import os
 import signal
 import uuid
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +13,21 @@ import torch
 
 from ray_lowcomm.engine.member import TrainLoop, run_member
 from ray_lowcomm.engine.replica import Host, RunSpec
-from ray_lowcomm.runtime.driver import Attachment
+from ray_lowcomm.runtime.driver import TRAINER_GONE_S, Attachment
+from ray_lowcomm.runtime.output import passed_on
+from ray_lowcomm.runtime.ray_private import logs_folder
 from ray_lowcomm.transport.ray_transport import RayChannel, RayTransport
 
 ATTACH_TIMEOUT_S = 60.0
+SHOW_TIMEOUT_S = TRAINER_GONE_S + 30.0
 
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """What a cohort's workers need. Replica = `first` + rank in the cohort: a restarted worker keeps its rank."""
+    """What a cohort's workers need. Replica = `first` + rank in the cohort: a restarted worker keeps its rank.
+
+    `shown`: whether the trainer shows what replicas print.
+    """
 
     driver: Any
     train: TrainLoop
@@ -28,6 +35,7 @@ class WorkerPlan:
     run_id: str
     cohort: int
     first: int
+    shown: bool = False
 
 
 def train_worker(config: dict[str, Any]) -> None:
@@ -38,14 +46,25 @@ def train_worker(config: dict[str, Any]) -> None:
 
 def live(plan: WorkerPlan, member: int) -> None:
     """One replica's life in this Ray actor."""
+    token = uuid.uuid4().hex
     attachment = Attachment(
-        token=uuid.uuid4().hex,
+        token=token,
         handle=ray.get_runtime_context().current_actor,
         pid=os.getpid(),
         node=ray.get_runtime_context().get_node_id(),
+        printed=f"{logs_folder()}/replica-{member}-{token[:8]}.log" if plan.shown else "",
     )
     ray.get(plan.driver.attach.remote(member, attachment), timeout=ATTACH_TIMEOUT_S)
-    channel = RayChannel(plan.driver, attachment.token)
+
+    def send(lines: list[str], end: int) -> None:
+        ray.get(plan.driver.printed.remote(member, token, lines, end), timeout=SHOW_TIMEOUT_S)
+
+    with passed_on(attachment.printed, send) if plan.shown else nullcontext():
+        _run(plan, member, token)
+
+
+def _run(plan: WorkerPlan, member: int, token: str) -> None:
+    channel = RayChannel(plan.driver, token)
     device = torch.device("cuda", 0) if ray.get_gpu_ids() and torch.cuda.is_available() else torch.device("cpu")
     transport = RayTransport(plan.run_id, channel, member, nccl=plan.spec.fleet.collective == "nccl")
     try:

@@ -4,11 +4,12 @@ import math
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -75,6 +76,13 @@ class RoundProgress:
         line = self._notices.line(text)
         if line:
             self._console.print(line, markup=False, soft_wrap=True)
+
+    def output(self, replica: int, lines: Sequence[str]) -> None:
+        """Prints lines of a replica as they are, its number in front; what the terminal cannot encode is escaped."""
+        text = "".join(f"replica {replica} | {line}" + "\n" for line in lines)
+        encoding = self._console.encoding
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
+        self._console.print(Segments([Segment(text)]), soft_wrap=True)
 
     def stop(self) -> None:
         """Takes the live line away. May be called twice."""

@@ -1,6 +1,6 @@
 """One run's record: files, MLflow and what a person sees, behind the four calls that the engine makes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,6 +66,10 @@ class Recorder:
     def on_notice(self, text: str) -> None:
         """Prints one line."""
         self._progress.notice(text)
+
+    def on_output(self, replica: int, lines: Sequence[str]) -> None:
+        """Prints what a replica has printed, with its number in front of each line."""
+        self._progress.output(replica, lines)
 
     def on_end(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """The run is over: `summary` is what ``summary.json`` holds, with `finished`, `failed` or `stopped` as status.

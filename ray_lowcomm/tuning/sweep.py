@@ -73,7 +73,7 @@ def run_sweep(config: SweepConfig, space: Space) -> None:
     if config.resume:
         check_resumable(Storage(folder_path(config.run)))
     plan = _plan(config, space, show)
-    connected = connect(plan.base.fleet)
+    connected = connect(plan.base.fleet, prints=True)
     try:
         check_trial_fits(plan.base)
         with SweepFolder(config.run, bool(config.resume)) as folder:

@@ -27,7 +27,8 @@ NOTICES = 200
 
 
 class TrialRecorder:
-    """The files of a trial's run folder, and nothing else: no MLflow, no terminal. Notices go into the summary."""
+    """The files of a trial's run folder, and nothing else: no MLflow, no terminal. Notices go into the summary,
+    and what replicas print where Ray puts it."""
 
     def __init__(self, config: TrainConfig, directory: str, start: int) -> None:
         self._config, self._files = config, RunFiles(directory, start)

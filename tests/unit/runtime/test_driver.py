@@ -1,6 +1,7 @@
 """The driver's watch over processes: who is given up, who may come back, who is only late. No actor, no cluster."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -188,5 +189,55 @@ def test_when_drained_nodes_cannot_be_learnt_of_it_is_said(tmp_path, monkeypatch
         await room.begin()
         await asyncio.sleep(0.2)
         assert ["which nodes are drained is not known" in text for text in await room.notices()] == [True]
+
+    run(scenario)
+
+
+def test_what_replicas_print_comes_as_events_once_and_in_order(tmp_path, monkeypatch):
+    async def rest_here(node, path, offset):
+        return [f"rest of {path} on {node} from {offset}"]
+
+    monkeypatch.setattr(driver_module, "rest_on_node", rest_here)
+
+    async def scenario():
+        room = Room(tmp_path)
+        room.processes[1].attachment = replace(room.processes[1].attachment, printed="file")
+        await room.begin()
+        driver = room.driver
+        first = asyncio.ensure_future(driver.printed(1, "first 1", ["a", "b"], 4))
+        await asyncio.sleep(0)
+        shown = [event.data for event in await driver.events(0, 0.01) if event.kind == "output"]
+        assert shown == [(1, ["a", "b"])]
+        assert not first.done()  # the replica keeps what comes next until this has been shown
+        number = len(driver._events)
+        assert await driver.events(number, 0.01) == []
+        await asyncio.wait_for(first, PATIENCE_S)
+        assert driver._events._kept == []  # nothing that was shown takes memory
+
+        room.processes[1].trouble = ActorDiedError()
+        await room.until(lambda: "first 1" in driver._gone)
+        await driver.all_printed()
+        await driver.printed(1, "first 1", ["on its way when the process died"], 40)
+        said = [event.data for event in await driver.events(number, 0.01) if event.kind == "output"]
+        assert said == [(1, ["rest of file on here from 4"])]
+
+    run(scenario)
+
+
+def test_what_cannot_be_read_any_more_is_said(tmp_path, monkeypatch):
+    async def gone(node, path, offset):
+        raise OSError("no such node")
+
+    monkeypatch.setattr(driver_module, "rest_on_node", gone)
+
+    async def scenario():
+        room = Room(tmp_path)
+        room.processes[0].attachment = replace(room.processes[0].attachment, printed="file")
+        await room.begin()
+        room.processes[0].trouble = ActorDiedError()
+        await room.until(lambda: "first 0" in room.driver._gone)
+        await room.driver.all_printed()
+        said = [event.data for event in await room.driver.events(0, 0.01) if event.kind == "output"]
+        assert said == [(0, ["… what it printed last is not known: file cannot be read (OSError: no such node)"])]
 
     run(scenario)

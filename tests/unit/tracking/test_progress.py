@@ -139,3 +139,23 @@ def test_units():
         "3.0 TiB",
     ]
     assert [seconds(value) for value in (4.21, 185, 7385)] == ["4.2 s", "3:05", "2:03:05"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_output_of_a_replica_is_shown_as_it_is(terminal):
+    out = io.StringIO()
+    progress = RoundProgress(64, 1, Console(file=out, force_terminal=terminal, width=40, highlight=False))
+    progress.start("run")
+    lines = ["a\tb [bold]c[/bold] :smile:", "", "x" * 100, "a\tb [bold]c[/bold] :smile:"]
+    progress.output(1, lines)
+    progress.stop()
+    expected = "".join(f"replica 1 | {line}\n" for line in lines)
+    assert expected in out.getvalue()
+
+
+def test_output_that_the_terminal_cannot_encode():
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding="ascii")
+    RoundProgress(64, 1, Console(file=file)).output(0, ["\u2713 done"])
+    file.flush()
+    assert raw.getvalue() == b"replica 0 | \\u2713 done\n"
