@@ -103,7 +103,8 @@ class Book:
             self.totals.inner_steps += arrival.steps
             self.totals.tokens += arrival.tokens
             self.totals.skipped_steps += arrival.skipped
-            self.totals.count_accepted(arrival.member)
+            if arrival.steps:
+                self.totals.count_accepted(arrival.member)
         moved = list(self._moved.values())
         record = round_record((where.round, step, where.generation), arrivals, votes, moved, retries)
         if record["loss"] is not None:

@@ -256,7 +256,9 @@ class Coordinator:
                 self._failures[arrival.member] = 0
             self.seconds_per_step[arrival.member] = arrival.compute_s / arrival.steps if arrival.steps else 0.0
         self._farthest = max(self._farthest, self.round)
-        self._retries = self._repeats = 0
+        self._retries = 0
+        if any(arrival.steps for arrival in arrivals):
+            self._repeats = 0
         self.sitting_out.clear()
         self.closing.give_duties(alive, record)
 

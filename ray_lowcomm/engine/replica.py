@@ -187,6 +187,7 @@ class Replica:
         """Whether something is not finite, and this step is not to be taken."""
         what = self._skipping.problem(loss)
         if not what:
+            self._skipping.taken()
             return False
         self._work.skipped += 1
         self._skipping.put_back()
@@ -250,7 +251,7 @@ class Replica:
         seat = Seat(self._host.member, self._incarnation, self.rounds, self._history)
         run = Round(self._parties, seat, lambda phase: self._injector.at(phase, self.rounds + 1, self._parts.model))
         ops = self._ops(step)
-        outcome = run.run(ops, self._work, self._positions())
+        outcome = run.run(ops, self._work, self._positions(), self._skipping.hopeless)
         if isinstance(outcome, m.Stop):
             self.stopped = outcome.reason
             return False
@@ -388,6 +389,7 @@ class Replica:
         elif welcome.restore is not None:
             self._duties.restore(welcome.restore, welcome.manifest or {}, welcome.dealt)
         self._skipping.keep()
+        self._skipping.taken()
         if self._parts.data is not None:
             self._parts.data.load(welcome.positions)
 

@@ -124,10 +124,15 @@ class Round:
         self._open: list[tuple[SyncOp, Proposal]] = []
         self._outer_s = 0.0
 
-    def run(self, ops: Sequence[SyncOp], work: Work, positions: dict[int, int]) -> Held | m.Reset | m.Stop:
-        """Propose all ops, exchange them; returns what was committed, or that this replica must join again or stop."""
+    def run(
+        self, ops: Sequence[SyncOp], work: Work, positions: dict[int, int], problem: str = ""
+    ) -> Held | m.Reset | m.Stop:
+        """Propose all ops, exchange them; returns what was committed, or that this replica must join again or stop.
+
+        With a `problem` nothing is proposed: the replica sits this round out.
+        """
         began = time.perf_counter()
-        problem = self._propose(ops)
+        problem = problem or self._propose(ops)
         arrival = self._arrival(work, positions, problem)
         arrived = time.perf_counter()
         self._outer_s = work.outer_s + arrived - began

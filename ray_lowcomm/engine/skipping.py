@@ -13,6 +13,7 @@ from ray_lowcomm.engine.buffers import BufferSync
 Samples = Sequence[Any] | Callable[[], Sequence[Any]] | None
 _LISTED = 10
 _SAID_FIRST = 5
+HOPELESS = 50  # so many skipped steps in a row are no bad batches: a GradScaler finds its scale in fewer
 
 
 class Skipping:
@@ -25,7 +26,16 @@ class Skipping:
     def __init__(self, tracks: Tracks, buffers: BufferSync) -> None:
         self._parameters, self._buffers = list(tracks.parameters.values()), buffers
         self._kept: dict[str, Tensor] = {}
-        self._count = 0
+        self._count = self._in_a_row = 0
+
+    @property
+    def hopeless(self) -> str:
+        """Why this replica cannot go on as it is, or ''."""
+        return f"none of its last {self._in_a_row} batches was finite" if self._in_a_row >= HOPELESS else ""
+
+    def taken(self) -> None:
+        """A step is taken, or the replica begins anew."""
+        self._in_a_row = 0
 
     def keep(self) -> None:
         """Buffers are as they should be."""
@@ -52,6 +62,7 @@ class Skipping:
     def said(self, step: int, what: str, samples: Samples) -> str:
         """What the user should know of a step that was skipped; '' for most of many."""
         self._count += 1
+        self._in_a_row += 1
         first, often = self._count <= _SAID_FIRST, self._count in (10, 100, 1000, 10_000, 100_000)
         if not first and not often:
             return ""

@@ -250,3 +250,37 @@ def test_the_overflow_of_a_loop_that_unscales_itself_is_skipped(tmp_path):
     assert outcome.failure is None
     assert outcome.summary["skipped_steps"] > 0
     assert outcome.summary["nonfinite_rejected"] == 0
+
+
+# ---- batches that are never finite ------------------------------------------------------------------------------
+
+
+def _hopeless_for(*members):
+    def loop(context, outcome):
+        model = outcome.models[context.index] = net()
+        replica = context.wrap(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+        while not replica.finished:
+            loss = model(torch.full((2, 6), math.nan if context.index in members else 1.0)).square().mean()
+            loss.backward()
+            replica.step(loss)
+
+    return loop
+
+
+def test_a_run_whose_batches_are_never_finite_fails_instead_of_finishing_untrained(tmp_path):
+    settings = {"name": "diloco", "inner_steps": 8}
+    setup = OwnLoop(str(tmp_path), settings, replicas=2, steps=480, loop=_hopeless_for(0, 1), eval_every=0, every=0)
+    outcome = setup.go()
+    assert "none of its last 56 batches was finite), 6 times" in outcome.failure
+    assert "look at the data" in outcome.failure
+
+
+def test_a_replica_whose_batches_are_never_finite_is_reset_now_and_then_and_named(tmp_path):
+    settings = {"name": "topk_diloco", "inner_steps": 8}
+    setup = OwnLoop(str(tmp_path), settings, replicas=2, steps=160, loop=_hopeless_for(1), eval_every=0, every=0)
+    outcome = setup.go()
+    assert not outcome.failure
+    summary = outcome.summary
+    assert (summary["inner_steps"], summary["nonfinite_rejected"]) == (160, 2)
+    assert summary["rejected_replicas"]["1"]["most_in_a_row"] == 2
+    assert any("replica 1 sits out: none of its last 56 batches was finite" in text for text in outcome.said("notice"))
