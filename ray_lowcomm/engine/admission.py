@@ -75,7 +75,7 @@ class Admission:
         else:
             others = [x for x in members if x.digest != first.digest and self._fleet.plan.restore is None]
         keep = bool(holders)
-        evaluate = self._fleet.round == 0 and self._fleet.plan.run.eval_every > 0
+        evaluate = self._fleet.round == 0 and self._fleet.plan.restored is None and self._fleet.plan.run.eval_every > 0
         for member in members:
             if member in others:
                 member.state, member.donor = MemberState.FETCHING, first.index

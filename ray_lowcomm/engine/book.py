@@ -1,7 +1,7 @@
 """What the coordinator writes down: records, bytes, checkpoints in the making. No decisions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ray_lowcomm.core.schedule import SyncOp
@@ -11,7 +11,13 @@ from ray_lowcomm.engine.membership import Exchange, Member
 from ray_lowcomm.engine.totals import Totals, most, round_record
 
 FORMAT = 2  # of manifests, and of the state beside them
+FOLDER, SHARED = "checkpoints", "shared.safetensors"
 PARAMETER_TRACKS = ("params", "grads")  # what `dense_bytes` counts
+
+
+def checkpoint_folder(number: int, stop: int = 0) -> str:
+    """Folder of the checkpoint after round `number`; with `stop` of the so many-th stop after it, before the next."""
+    return f"{FOLDER}/round_{number:06d}" + (f"_stop_{stop:02d}" if stop else "")
 
 
 @dataclass(frozen=True)
@@ -33,8 +39,8 @@ class RunPlan:
 class Event:
     """For the host. Kinds: `record` (a round), `start_loss`, `notice` (text), `manifest` (folder, manifest: the
     checkpoint is whole, write it), `joined` (a replica that waits to begin), `left` (one that was asked to leave and
-    is gone), `failed` (text, traceback), `ended` (whether it was the whole run). Where replicas are processes their
-    host adds `output` (replica, lines that it has printed)."""
+    is gone), `stopped` (why the fleet itself stops the run), `failed` (text, traceback), `ended` (whether it was the
+    whole run). Where replicas are processes their host adds `output` (replica, lines that it has printed)."""
 
     kind: str
     data: Any = None
@@ -48,6 +54,21 @@ class Position:
     step: int = 0
     generation: int = 0
     history: str = ""
+
+
+@dataclass
+class Making:
+    """A checkpoint in the making: what is expected of whom, and what has come. `stop` as in `checkpoint_folder`."""
+
+    number: int
+    stop: int
+    expected: set[int]
+    parts: dict[int, m.Saved] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all parts are there."""
+        return bool(self.parts) and set(self.parts) == self.expected
 
 
 class Book:
@@ -64,8 +85,7 @@ class Book:
         self._safe_steps = 0  # executed inner steps that the newest checkpoint holds
         self._moved: dict[int, m.Bytes] = {}
         self._record: tuple[int, dict[str, Any]] | None = None  # (evaluator, record)
-        self._checkpoints: dict[int, dict[int, m.Saved]] = {}
-        self._expected: dict[int, tuple[int, ...]] = {}
+        self._checkpoints: dict[str, Making] = {}  # by folder
 
     def notice(self, text: str) -> None:
         """Say something to the user."""
@@ -166,28 +186,41 @@ class Book:
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 
-    def open_checkpoint(self, number: int, members: list[int]) -> str:
+    def open_checkpoint(self, number: int, members: list[int], stop: int = 0) -> str:
         """Expect a part of each member; returns the folder."""
-        self._checkpoints[number], self._expected[number] = {}, tuple(members)
-        return f"checkpoints/round_{number:06d}"
+        folder = checkpoint_folder(number, stop)
+        self._checkpoints[folder] = Making(number, stop, set(members))
+        return folder
 
     def saved(self, saved: m.Saved) -> bool:
         """A part is written; True: the checkpoint is whole."""
-        parts = self._checkpoints.get(saved.round)
-        if parts is None:
+        making = self._checkpoints.get(saved.folder)
+        if making is None:
             return False
         if saved.problem:
-            del self._checkpoints[saved.round]
+            del self._checkpoints[saved.folder]
             self.notice(f"checkpoint of round {saved.round} is given up: replica {saved.member}: {saved.problem}")
             return False
-        parts[saved.member] = saved
-        return set(parts) == set(self._expected[saved.round])
+        making.parts[saved.member] = saved
+        return making.whole
+
+    def do_without(self, folder: str, member: int) -> bool:
+        """No part of this member will come; True: without it the checkpoint is whole.
+
+        The others' parts are as good without it, unless the shared state was to be in it.
+        """
+        making = self._checkpoints.get(folder)
+        if making is None or member not in making.expected or member in making.parts:
+            return False
+        making.expected.discard(member)
+        return making.whole and any(SHARED in part.files for part in making.parts.values())
 
     def close_checkpoint(
-        self, where: Position, config: dict[str, str] | None, now: float
-    ) -> tuple[str, dict[str, Any]]:
-        """(folder, manifest) of the checkpoint that has become whole."""
-        parts = self._checkpoints.pop(where.round)
+        self, folder: str, where: Position, config: dict[str, str] | None, now: float
+    ) -> dict[str, Any]:
+        """The manifest of the checkpoint that has become whole."""
+        making = self._checkpoints.pop(folder)
+        parts = making.parts
         self._safe_steps = self.totals.inner_steps
         self.totals.wall_s += now - self._begun
         self._begun = now
@@ -196,6 +229,7 @@ class Book:
         manifest = {
             "format": FORMAT,
             "round": where.round,
+            "stop": making.stop,
             "step": where.step,
             "generation": where.generation,
             "history": where.history,
@@ -208,19 +242,21 @@ class Book:
             "totals": self.totals.to_json(),
             "files": {name: list(info) for part in parts.values() for name, info in part.files.items()},
         }
-        folder = f"checkpoints/round_{where.round:06d}"
         self.events.append(Event("manifest", (folder, manifest)))
-        return folder, manifest
+        return manifest
 
     def waits_for_checkpoint(self, number: int) -> bool:
         """Whether the checkpoint of round `number` was begun and is not whole."""
-        return number in self._checkpoints
+        return any(making.number == number for making in self._checkpoints.values())
 
     def give_up_checkpoints(self, before: int) -> None:
         """Parts of checkpoints older than round `before` will not come any more."""
-        for number in [n for n in self._checkpoints if n < before]:
-            del self._checkpoints[number]
-            self.notice(f"checkpoint of round {number} was not complete in time: the one before it stays the newest")
+        for folder, making in list(self._checkpoints.items()):
+            if making.number < before:
+                del self._checkpoints[folder]
+                number = making.number
+                text = f"checkpoint of round {number} was not complete in time: the one before it stays the newest"
+                self.notice(text)
 
     def take_manifest(self, manifest: dict[str, Any]) -> Position:
         """Go on from a manifest, in a new process."""

@@ -1,7 +1,8 @@
 """Checkpoints on any file system that pyarrow knows (local, S3, GCS): safetensors files and a manifest, no pickle.
 
 A folder ``round_000123`` holds ``shared.safetensors`` (once), ``replica_0002.safetensors`` (local state, one a member)
-and ``manifest.json``, which is written last: a folder without one is not a checkpoint.
+and ``manifest.json``, which is written last: a folder without one is not a checkpoint. ``round_000123_stop_01`` is of a
+run that was stopped in the middle of the round after.
 """
 
 import json
@@ -17,10 +18,13 @@ from torch import Tensor
 
 from ray_lowcomm.core.errors import CheckpointError
 from ray_lowcomm.core.wording import option
+from ray_lowcomm.engine.book import FOLDER as FOLDER
 from ray_lowcomm.engine.book import FORMAT, RunPlan
+from ray_lowcomm.engine.book import SHARED as SHARED
 from ray_lowcomm.engine.storage import Storage
 
-SHARED, MANIFEST, FOLDER = "shared.safetensors", "manifest.json", "checkpoints"
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"round_(\d+)(?:_stop_(\d+))?$")
 GIVEN = ("optimizer/", "buffers/", "stateful/")  # local state that a joiner starts with
 
 
@@ -109,12 +113,19 @@ def resumed(plan: RunPlan, found: Found) -> RunPlan:
     return replace(plan, restore=f"{plan.directory}/{found.folder}", restored=found.manifest)
 
 
-def _number(folder: str) -> int:
-    return int(folder.rsplit("_", 1)[-1])
+def round_of(folder: str) -> int:
+    """Round of a checkpoint's folder."""
+    return _number(folder)[0]
+
+
+def _number(folder: str) -> tuple[int, int]:
+    """(round, stop) of a folder; see `checkpoint_folder`."""
+    found = _NAME.search(folder)
+    return (int(found[1]), int(found[2] or 0)) if found else (-1, 0)
 
 
 def _folders(storage: Storage) -> list[str]:
-    names = [name for name in storage.folders(FOLDER) if re.fullmatch(r"round_\d+", name)]
+    names = [name for name in storage.folders(FOLDER) if _NAME.fullmatch(name)]
     return sorted(names, key=_number)
 
 

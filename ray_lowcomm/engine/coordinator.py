@@ -17,6 +17,7 @@ from ray_lowcomm.engine.book import Book, Event, Position, RunPlan
 from ray_lowcomm.engine.closing import Closing
 from ray_lowcomm.engine.deadlines import Deadlines
 from ray_lowcomm.engine.departures import Departures
+from ray_lowcomm.engine.halt import Halt, node_goes
 from ray_lowcomm.engine.membership import (
     EXPECTED,
     LIVE,
@@ -45,7 +46,7 @@ class Coordinator:
         self.agreement = Agreement(plan)
         self.admission = Admission(self)
         self.departures = Departures(self)
-        self.closing = Closing(self)
+        self.closing, self.halt = Closing(self), Halt(self)
         self.dealt = tuple(range(plan.fleet.max_replicas))  # who shares the data
         self._group: tuple[int, ...] = ()  # members of the generation whose collective group is known to work
         self._retries = self._repeats = 0  # of exchanges, and of rounds in which nobody was finite
@@ -64,6 +65,7 @@ class Coordinator:
         handlers: dict[type, Callable[[Any], None]] = {
             m.Join: self.admission.join,
             m.Arrival: self._arrive,
+            m.Paused: self.halt.paused,
             m.Vote: self._vote,
             m.Offer: self.admission.offer,
             m.Evaluated: self._evaluated,
@@ -98,6 +100,11 @@ class Coordinator:
         self.now = now
         self.departures.ask(index, why)
 
+    def nodes_go(self, members: set[int], why: str, now: float) -> None:
+        """The nodes of these members will go away soon."""
+        self.now = now
+        node_goes(self, members, why)
+
     def begin(self) -> None:
         """Begin, or begin again after all were lost, with the members that are there."""
         self.admission.begin()
@@ -108,14 +115,9 @@ class Coordinator:
         if not self.ended and not self.failure:
             self.deadlines.tick(self)
 
-    def stop(self, reason: str) -> None:
-        """End the run early and in order: no further rounds; everyone is told at its next request."""
-        if not self.ended and not self.failure:
-            self.finishing = True
-            self.notice(f"stopping: {reason}")
-            for member in self.in_state(MemberState.JOINING, MemberState.ARRIVED):
-                self.dismiss(member, reason)
-            self._end_if_all_out()
+    def stop(self, reason: str, save: bool = False) -> None:
+        """End the run early and in order: no further rounds. With `save` it can be gone on with exactly from here."""
+        self.halt.begin(reason, save)
 
     def summary(self) -> dict[str, Any]:
         """Fields of summary.json that the coordinator knows."""
@@ -136,10 +138,10 @@ class Coordinator:
     def _arrive(self, arrival: m.Arrival) -> None:
         member = self.members.get(arrival.member)
         if member is None or member.incarnation != arrival.incarnation or member.state is not MemberState.TRAINING:
-            self.answer(arrival.member, self._dismissal("this replica was given up by the fleet"))
+            self.answer(arrival.member, self.dismissal("this replica was given up by the fleet"))
         elif self.finishing or self.failure:
-            self.dismiss(member, self.failure or "the run is being stopped")
-            self._end_if_all_out()
+            self.halt.send_home(member)
+            self.end_if_all_out()
         elif not arrival.healthy:
             self._sit_out(member, arrival)
         else:
@@ -147,7 +149,8 @@ class Coordinator:
             self.deadlines.arrived(self.now)
             self._close_if_complete()
 
-    def _dismissal(self, reason: str) -> m.Answer:
+    def dismissal(self, reason: str) -> m.Answer:
+        """What a member is told that has no part in what goes on."""
         return m.Stop(self.failure or reason) if self.failure or self.ended or self.finishing else m.Reset(reason)
 
     def _sit_out(self, member: Member, arrival: m.Arrival) -> None:
@@ -157,7 +160,7 @@ class Coordinator:
         self.sitting_out.add(member.index)
         if not self.in_state(*LIVE):
             self._all_rejected(arrival)
-        self.answer(member.index, self._dismissal(arrival.problem))
+        self.answer(member.index, self.dismissal(arrival.problem))
         self.after_loss(member)
 
     def _all_rejected(self, arrival: m.Arrival) -> None:
@@ -208,7 +211,7 @@ class Coordinator:
             MemberState.EXCHANGING,
         )
         if member is None or not current or exchange is None or exchange.generation != vote.generation:
-            self.answer(vote.member, self._dismissal("its exchange is over"))
+            self.answer(vote.member, self.dismissal("its exchange is over"))
             return
         member.vote = vote
         self.book.add_vote(vote)
@@ -236,6 +239,8 @@ class Coordinator:
         problems = "; ".join(f"replica {v.member}: {v.problem}" for v in votes if not v.ok)
         problems = problems or "digests of what was received differ"
         number = self.round + 1
+        if self.halt.instead_of_retry(alive):
+            return
         if self._retries > self.plan.fleet.max_retries:
             self.fail(f"round {number} failed {self._retries} times (fleet.max_retries): {problems}")
             return
@@ -271,8 +276,12 @@ class Coordinator:
     def _saved(self, saved: m.Saved) -> None:
         self.answer(saved.member, m.Noted())
         if self.book.saved(saved) and saved.round == self.round:
-            folder, manifest = self.book.close_checkpoint(self.where, self.agreement.settings, self.now)
-            self.plan = replace(self.plan, restore=f"{self.plan.directory}/{folder}", restored=manifest)
+            self.close_checkpoint(saved.folder)
+
+    def close_checkpoint(self, folder: str) -> None:
+        """All parts are there."""
+        manifest = self.book.close_checkpoint(folder, self.where, self.agreement.settings, self.now)
+        self.plan = replace(self.plan, restore=f"{self.plan.directory}/{folder}", restored=manifest)
 
     def _fired(self, fired: m.Fired) -> None:
         self.book.fired.add(fired.fault)
@@ -369,6 +378,7 @@ class Coordinator:
             if other.donor == member.index:
                 other.state, other.donor = MemberState.JOINING, None
         self.book.flush(None, evaluator=member.index)
+        self.halt.lost(member)
         if self.exchange is not None and member.index in self.exchange.members:
             self.exchange.broken = True
             self._tally(self.exchange)
@@ -378,7 +388,7 @@ class Coordinator:
         if not self.in_state(*LIVE):
             self.deadlines.quiet = self.now
             if self.finishing:
-                self._end_if_all_out()
+                self.end_if_all_out()
             elif self.started and not self.failure:
                 self.admission.begin_if_complete()
 
@@ -387,11 +397,13 @@ class Coordinator:
         member.state = MemberState.OUT
         self.answer(member.index, m.Stop(reason))
 
-    def _end_if_all_out(self) -> None:
+    def end_if_all_out(self) -> None:
+        """The run is over once nobody has a part in it any more."""
         if self.finishing and not self.ended and not self.failure and not self.in_state(*LIVE, MemberState.LEAVING):
             self.book.flush(None)
             for member in self.in_state(MemberState.JOINING):
                 self.dismiss(member, "the run has ended")
+            self.halt.give_up()
             if self.book.waits_for_checkpoint(self.round):
                 # the model is exported before the last checkpoint's parts are written
                 again = option("run.resume")

@@ -37,10 +37,12 @@ class Duties:
                 val_loss = float(evaluate(model))
         self._channel.request(m.Evaluated(self._member, number, val_loss))
 
-    def save(self, number: int, folder: str, write_shared: bool, positions: dict[int, int]) -> None:
+    def save(
+        self, number: int, folder: str, write_shared: bool, positions: dict[int, int], between: bool = False
+    ) -> None:
         """Write this member's files of a checkpoint. A failure gives up this checkpoint, not the run.
 
-        `positions` are its data positions.
+        `positions` are its data positions; `between`: two rounds.
         """
         files: dict[str, tuple[int, str]] = {}
         problem = ""
@@ -50,10 +52,10 @@ class Duties:
                 path = f"{folder}/{checkpoint.SHARED}"
                 files[checkpoint.SHARED] = checkpoint.save_tensors(storage, path, self._state.shared())
             name = checkpoint.local_name(self._member)
-            files[name] = checkpoint.save_tensors(storage, f"{folder}/{name}", self._state.local())
+            files[name] = checkpoint.save_tensors(storage, f"{folder}/{name}", self._state.local(between))
         except (OSError, LowCommError) as error:
             problem = f"{type(error).__name__}: {error}"
-        self._channel.request(m.Saved(self._member, number, files, problem, positions))
+        self._channel.request(m.Saved(self._member, number, files, problem, positions, folder))
 
     def restore(self, folder: str, manifest: Mapping[str, Any], members: tuple[int, ...]) -> None:
         """Load this member's state from a checkpoint folder (a whole path or URI); `members` begin with it."""

@@ -156,10 +156,22 @@ class Reset:
 
 
 @dataclass(frozen=True)
+class Paused:
+    """A replica that was asked to stop has come to the end of an inner step of the round after `round` committed ones,
+    with nothing of a round left to apply."""
+
+    member: int
+    incarnation: int
+    round: int
+
+
+@dataclass(frozen=True)
 class Stop:
-    """The run is over for this replica."""
+    """The run is over for this replica, after it has written its state, as it is, into the folder `checkpoint`."""
 
     reason: str
+    checkpoint: str | None = None
+    write_shared: bool = False  # write the shared state into it, too
 
 
 @dataclass(frozen=True)
@@ -186,7 +198,7 @@ class Evaluated:
 class Saved:
     """This member's files of the checkpoint of `round` are written: name -> (bytes, hash). `problem`: they are not.
 
-    `positions` are its data positions now: with overlap, later than those of its arrival.
+    `positions` are its data positions now: with overlap, later than those of its arrival. `folder` is where they are.
     """
 
     member: int
@@ -194,6 +206,7 @@ class Saved:
     files: dict[str, tuple[int, str]]
     problem: str = ""
     positions: dict[int, int] = field(default_factory=dict)
+    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -237,5 +250,5 @@ class Noted:
     """Answer to what needs no answer."""
 
 
-Request = Join | Arrival | Vote | Offer | Evaluated | Saved | Fired | Finished | Failed | Said
+Request = Join | Arrival | Paused | Vote | Offer | Evaluated | Saved | Fired | Finished | Failed | Said
 Answer = Welcome | Plan | Commit | Reset | Stop | Noted

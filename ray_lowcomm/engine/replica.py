@@ -87,6 +87,8 @@ class Replica:
         self._agreed_settings = self._settings_to_agree(tracks)
         self._held: Held | None = None
         self._due: tuple[m.Commit, dict[int, int]] | None = None  # what is to be done, and where the data stand
+        self._to_save: m.Stop | None = None
+        self._stands: dict[int, int] = {}  # data positions after the last inner step
         self._left = self._planned = self._target = self._apply_at = self._incarnation = 0
         self._leaving = ""
         self.step_number = self.rounds = 0
@@ -107,7 +109,8 @@ class Replica:
         `step` if that comes first: by then a loop has stepped its scheduler, and updated its average of the weights.
         """
         self.settle()
-        return self.stopped is not None or self._left == 0
+        self._pause_if_asked()
+        return self._over
 
     def step(self, loss: Tensor, tokens: int | Tensor = 0, samples: Samples = None) -> None:
         """After backward(): clip, optimizer step, zero_grad, and the synchronisation that is due.
@@ -121,7 +124,8 @@ class Replica:
             ModelError: `loss` is not a scalar, `tokens` not a whole number, or the loop trains beside this replica.
             FleetError: the run has ended or cannot go on.
         """
-        if self.finished:
+        self.settle()
+        if self._over:
             raise FleetError("step() after the run has finished: loop with `while not replica.finished`")
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
@@ -142,27 +146,49 @@ class Replica:
         if early or not skipped:  # what all replicas step with must be stepped by all
             self._inner.take(self.step_number)
         self._left -= 1
+        self._work.beyond += 1
         self.step_number = at
         if last and not early and not self._synchronise(at):
             return
-        if self._held is not None and self.step_number >= self._apply_at:
-            self._finish_round(self._held.commit)
+        self._finish_if_applied()
         if not self._trained:
             self._state.optimizer.check()
             self._trained = True
         self._watch.mark()
+        self._stands = self._positions()
 
     def settle(self) -> None:
         """Do what waits for the end of a loop's turn; see `finished`."""
         if self._began_anew:
             self._began_anew = False
             self._state.load_again()
+        if self._to_save is not None:
+            stop, self._to_save = self._to_save, None
+            self._save_between(stop)
         if self._due is not None:
             (commit, positions), self._due = self._due, None
             self._do_duties(commit, positions)
             self._watch.mark()
-        if self.stopped is not None or self._left == 0:
+        if self._over:
             self._watch.close()
+
+    @property
+    def _over(self) -> bool:
+        return self.stopped is not None or self._left == 0
+
+    def _pause_if_asked(self) -> None:
+        """Where the run is being stopped: save what has been done since the last round, and leave."""
+        if self._over or self._held is not None or not self._host.channel.stop_asked():
+            return
+        answer = self._host.channel.request(m.Paused(self._host.member, self._incarnation, self.rounds))
+        if isinstance(answer, m.Stop):
+            self.stopped = answer.reason
+            self._save_between(answer)
+            self._watch.close()
+
+    def _save_between(self, stop: m.Stop) -> None:
+        if stop.checkpoint is not None:
+            self._duties.save(self.rounds, stop.checkpoint, stop.write_shared, self._stands, between=True)
 
     def load_weights(self, state: Mapping[str, Tensor]) -> bool:
         """Start from these weights and buffers, a state_dict of the model: all replicas alike, before the first step.
@@ -254,6 +280,11 @@ class Replica:
         outcome = run.run(ops, self._work, self._positions(), self._skipping.hopeless)
         if isinstance(outcome, m.Stop):
             self.stopped = outcome.reason
+            if ops[0].point == "after_backward":  # the loop has not stepped its scheduler for what is given up here
+                self._work.restart()
+                self._save_between(outcome)
+            else:
+                self._to_save, self._stands = outcome, self._positions()
             return False
         if isinstance(outcome, m.Reset):
             self._inner.drop()
@@ -289,6 +320,10 @@ class Replica:
         if synced and self._spec.state_on_sync == "reset":
             self._state.optimizer.reset()
 
+    def _finish_if_applied(self) -> None:
+        if self._held is not None and self.step_number >= self._apply_at:
+            self._finish_round(self._held.commit)
+
     def _finish_round(self, commit: m.Commit) -> None:
         """Everything of a round is applied; what is due then waits for the loop to come back."""
         held, self._held = self._held, None
@@ -297,6 +332,7 @@ class Replica:
             self._apply(held)
             self._work.since += time.perf_counter() - began
         self._due = commit, self._positions()
+        self._work.beyond = 0
         if commit.leave:
             self.stopped = commit.leave
 
@@ -339,7 +375,11 @@ class Replica:
         if answer.evaluate:
             self._duties.evaluate(answer.round, self._parts.evaluate)
         self._watch.mark()
+        self._stands = self._positions()
         self._work.since = time.perf_counter()
+        if answer.inner_steps and self._left == 0:
+            self._synchronise(self._target)
+            self._finish_if_applied()
 
     def _join(self, reason: str, holds: str | None) -> m.Join:
         return m.Join(
@@ -388,10 +428,16 @@ class Replica:
             self._state.load_as_joiner(host.transport.fetch(welcome.state))
         elif welcome.restore is not None:
             self._duties.restore(welcome.restore, welcome.manifest or {}, welcome.dealt)
+            self._go_on_between(welcome)
         self._skipping.keep()
         self._skipping.taken()
         if self._parts.data is not None:
             self._parts.data.load(welcome.positions)
+
+    def _go_on_between(self, welcome: m.Welcome) -> None:
+        """Part of the round's inner steps may have been done before the run was stopped, all of them at most."""
+        self._left = max(0, self._planned - self._work.beyond)
+        self.step_number = welcome.step + self._work.beyond if self._left else self._target
 
     def _deal(self, dealt: tuple[int, ...]) -> bool:
         """These replicas share the data from here on; False: the data cannot be shared anew."""

@@ -25,7 +25,8 @@ from ray_lowcomm.strategies.contract import Strategy
 @dataclass
 class Work:
     """What a replica has done since the last launch. `loss` is a sum over `steps` in float64, `skipped` are further
-    steps that were not taken, `outer_s` the seconds that applying a round has taken.
+    steps that were not taken, `beyond` all steps since the last round was applied, `outer_s` the seconds that
+    applying a round has taken.
 
     It is local state: with overlap a checkpoint falls between two launches.
     """
@@ -36,6 +37,7 @@ class Work:
     since: float = field(default_factory=time.perf_counter)
     outer_s: float = 0.0
     skipped: int = 0
+    beyond: int = 0
 
     def add(self, loss: Tensor, tokens: int) -> None:
         """Count one inner step."""
@@ -49,17 +51,18 @@ class Work:
     def restart(self) -> None:
         """Count from here on."""
         self.steps, self.tokens, self.loss, self.since, self.outer_s = 0, 0, None, time.perf_counter(), 0.0
-        self.skipped = 0
+        self.skipped = self.beyond = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data, exact."""
         loss = None if self.loss is None else float(self.loss)
-        return {"steps": self.steps, "tokens": self.tokens, "loss": loss, "skipped": self.skipped}
+        counts = {"steps": self.steps, "tokens": self.tokens, "skipped": self.skipped, "beyond": self.beyond}
+        return counts | {"loss": loss}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""
         self.steps, self.tokens, self.loss = state["steps"], state["tokens"], state["loss"]
-        self.skipped = state["skipped"]
+        self.skipped, self.beyond = state["skipped"], state["beyond"]
 
     @property
     def mean_loss(self) -> float | None:

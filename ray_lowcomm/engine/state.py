@@ -66,10 +66,13 @@ class ReplicaState:
             state |= _prefixed(BUFFERS, self.buffers.state())
         return state | (self._own() if self.strategy.replicated else {})
 
-    def local(self) -> State:
-        """What is this replica's own: parameters, inner optimizer, residual, random state, position in the data."""
+    def local(self, between: bool = False) -> State:
+        """What is this replica's own: parameters, inner optimizer, residual, random state, position in the data.
+
+        `between` two rounds buffers are its own, too, whose mean they are after a round.
+        """
         state = _prefixed(STRATEGY, self.strategy.local_state()) | _prefixed(RANDOM, randomness.random_state())
-        if not self.buffers.shared:
+        if between or not self.buffers.shared:
             state |= _prefixed(BUFFERS, self.buffers.state())
         state |= self._taken(STATEFUL, self.stateful) | self._taken(LOCAL, self.local_stateful)
         return state if self.strategy.replicated else state | self._own()
@@ -127,7 +130,7 @@ class ReplicaState:
         self.strategy.load(_part(shared, STRATEGY), _part(local, STRATEGY))
         self._load_parameters(own)
         self._load_optimizer(own)
-        self.buffers.load(_part(shared if self.buffers.shared else local, BUFFERS))
+        self.buffers.load(_part(local, BUFFERS) or _part(shared, BUFFERS))
         self._give(STATEFUL, self.stateful, local)
         self._give(LOCAL, self.local_stateful, local)
         self._handed = {

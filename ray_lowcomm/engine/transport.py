@@ -19,6 +19,10 @@ class Channel(Protocol):
         """Send and wait for the answer; `sent` is called in between. FleetError if the driver is gone."""
         ...
 
+    def stop_asked(self) -> bool:
+        """Whether the replicas are asked to stop at their next step. Costs nothing; may be true too early."""
+        ...
+
 
 class Transport(Protocol):
     """The lines between replicas."""

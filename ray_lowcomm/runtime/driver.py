@@ -59,6 +59,7 @@ class Driver:
         self._shown: dict[str, int] = {}  # token -> byte up to which what the process printed has been passed on
         self._rests: set[asyncio.Task[None]] = set()
         self._news, self._progress = asyncio.Event(), asyncio.Event()
+        self._halting = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
@@ -67,8 +68,7 @@ class Driver:
         """Start the clock; call once. Returns the driver's pid."""
         if self._ticking is None:
             self._ticking = self._spawn(self._tick())
-            if self._plan.fleet.elastic:
-                self._spawn(self._watch_nodes())
+            self._spawn(self._watch_nodes())
         return os.getpid()
 
     # ---- replicas -------------------------------------------------------------------------------------------------
@@ -107,6 +107,10 @@ class Driver:
         self._emit(Event("output", (member, lines)))
         await self._is_handled(len(self._events))
 
+    async def stop_asked(self) -> None:
+        """Returns when replicas are to stop at their next step."""
+        await self._halting.wait()
+
     async def exchange_is_on(self, generation: int) -> bool:
         """See Coordinator."""
         return self._coordinator.exchange_is_on(generation)
@@ -134,11 +138,11 @@ class Driver:
         if self._rests:
             await asyncio.wait(self._rests, timeout=REST_S)
 
-    async def stop(self, reason: str) -> None:
-        """End the run in order."""
+    async def stop(self, reason: str, save: bool = False) -> None:
+        """End the run in order; see Coordinator."""
         self._in_step = False
         self._progress.set()
-        self._coordinator.stop(reason)
+        self._coordinator.stop(reason, save)
         self._drain()
 
     async def cohort_ended(self, cohort: int, members: list[int], error: str) -> None:
@@ -183,6 +187,8 @@ class Driver:
         self._deliver(outbox, requester=None)
 
     def _publish(self) -> None:
+        if self._coordinator.halt.reason:
+            self._halting.set()
         events = list(self._coordinator.events)
         self._coordinator.events.clear()
         for event in events:
@@ -294,7 +300,7 @@ class Driver:
         self._drain()
 
     async def _watch_nodes(self) -> None:
-        """Ask the replicas on nodes that will go away soon to leave in order."""
+        """Tell of the replicas on nodes that will go away soon."""
         while True:
             await asyncio.sleep(DRAIN_S)
             try:
@@ -303,10 +309,10 @@ class Driver:
                 reason = f"{type(error).__name__}: {error}"
                 self._emit(Event("notice", f"which nodes are drained is not known, replicas there are lost: {reason}"))
                 return
-            for member, attachment in self._attached.items():
-                if attachment.node in draining:
-                    self._coordinator.leave(member, "its node is being drained", time.monotonic())
-            self._drain()
+            going = {member for member, attachment in self._attached.items() if attachment.node in draining}
+            if going:
+                self._coordinator.nodes_go(going, "its node is being drained", time.monotonic())
+                self._drain()
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         # the loop keeps only weak references to tasks

@@ -7,7 +7,7 @@ from typing import Any
 from ray_lowcomm.core.errors import CheckpointError, FleetError
 from ray_lowcomm.core.settings import RunSettings
 from ray_lowcomm.core.wording import option
-from ray_lowcomm.engine.checkpoint import Found, find_newest, whole_checkpoints
+from ray_lowcomm.engine.checkpoint import Found, find_newest, round_of, whole_checkpoints
 from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.runtime.owned_folder import OwnedFolder
 
@@ -40,8 +40,8 @@ class RunFolder:
         whole = whole_checkpoints(self._folder.storage)
         if not whole:
             return "no checkpoint was whole yet (checkpoint.every): a new start is all there is"
-        number = int(whole[-1].split("_")[-1])
-        return f"the newest whole checkpoint is of round {number}: {option('run.resume')} goes on from there"
+        where = f"of round {round_of(whole[-1])}" + (" and the steps since" if "stop" in whole[-1] else "")
+        return f"the newest whole checkpoint is {where}: {option('run.resume')} goes on from there"
 
     def finished(self, steps: int) -> dict[str, Any] | None:
         """The summary of a run of so many steps that is over; None if there is something to do."""

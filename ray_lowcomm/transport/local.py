@@ -67,6 +67,7 @@ class LocalFleet:
         self._results: dict[int, list[tuple[Tensor, ...]]] = {}
         self._early_deaths: dict[int, int] = {}
         self._abandon = False
+        self.stop_wanted: Callable[[], bool] = lambda: False  # whether the process was asked to stop
 
     def run(self, train: TrainLoop) -> None:
         """Run all replicas to the end of the run, or to its failure (see `coordinator.failure`)."""
@@ -204,6 +205,15 @@ class LocalFleet:
             self.wait(index, lambda: bool(me.answers))
         return me.answers.pop(0)
 
+    def stop_asked(self) -> bool:
+        """Called by the one thread that runs, so that the coordinator may be told of a stop here."""
+        if self._abandon:
+            raise _Abandoned
+        if self.stop_wanted() and not self.coordinator.halt.reason:
+            self.coordinator.stop("asked from outside", save=True)
+            self._deliver()
+        return bool(self.coordinator.halt.reason)
+
     def exchange(self, index: int, plan: m.Plan, payloads: Sequence[tuple[str, Payload]]) -> list[tuple[Tensor, ...]]:
         """Wait for the payloads of all members of the plan; the last one combines them."""
 
@@ -266,6 +276,10 @@ class LocalLink:
     def request(self, request: m.Request, sent: Callable[[], None] | None = None) -> m.Answer:
         """See `Channel`."""
         return self.fleet.request(self.index, request, sent)
+
+    def stop_asked(self) -> bool:
+        """See `Channel`."""
+        return self.fleet.stop_asked()
 
     def exchange(
         self, plan: m.Plan, payloads: Sequence[tuple[str, Payload]], begun: Callable[[], None]

@@ -35,6 +35,11 @@ class RayChannel:
 
     def __init__(self, driver: Any, token: str) -> None:
         self._driver, self._token = driver, token
+        self._stop = driver.stop_asked.remote().future()  # is there once the driver is asked
+
+    def stop_asked(self) -> bool:
+        """See `Channel`."""
+        return self._stop.done() and self._stop.exception() is None
 
     def request(self, request: m.Request, sent: Callable[[], None] | None = None) -> m.Answer:
         """See `Channel`. The driver keeps the deadlines of what it is asked, so this wait has none of its own."""

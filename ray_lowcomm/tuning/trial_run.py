@@ -11,7 +11,7 @@ from typing import Any
 from ray_lowcomm.config import TrainConfig, to_yaml
 from ray_lowcomm.core.errors import FleetError
 from ray_lowcomm.engine.book import Event
-from ray_lowcomm.engine.checkpoint import whole_checkpoints
+from ray_lowcomm.engine.checkpoint import round_of, whole_checkpoints
 from ray_lowcomm.engine.member import TrainLoop
 from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.runtime.fleet import RESUME
@@ -166,6 +166,6 @@ class TrialRun:
         storage, deadline = Storage(self._directory), time.monotonic() + MANIFEST_S
         while self._thread.is_alive() and time.monotonic() < deadline:
             whole = whole_checkpoints(storage)
-            if whole and int(whole[-1].rpartition("_")[2]) >= self._reported:
+            if whole and round_of(whole[-1]) >= self._reported:
                 return
             time.sleep(POLL_S)

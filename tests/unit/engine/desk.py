@@ -82,7 +82,8 @@ class Desk:
     def save(self, *indices):
         """These have written their parts of the checkpoint of the last committed round."""
         for index in indices:
-            self.send(m.Saved(index, self.coordinator.round, {}))
+            number = self.coordinator.round
+            self.send(m.Saved(index, number, {}, folder=f"checkpoints/round_{number:06d}"))
 
     # ---- sequences ------------------------------------------------------------------------------------------------
 

@@ -48,6 +48,8 @@ class Outcome:
     trace: dict[int, list] = field(default_factory=dict)  # (step, learning rate, loss) of each step
     events: list = field(default_factory=list)
     killed: bool = False
+    stopping: bool = False
+    stop_at: tuple | None = None
 
     def said(self, kind):
         return [event.data for event in self.events if event.kind == kind]
@@ -139,8 +141,9 @@ class Setup:
             plan = checkpoint.resumed(plan, checkpoint.find_newest(Storage(self.directory)))
         return plan, spec
 
-    def go(self, *, resume=False, kill_after=None, on_record=None):
-        """Run (or go on) to the end, or to the death of the job with the record of round `kill_after`."""
+    def go(self, *, resume=False, kill_after=None, on_record=None, stop_at=None):
+        """Run (or go on) to the end, to the death of the job with the record of round `kill_after`, or to a stop that
+        is asked for while replica r computes its n-th step since the start: `stop_at` = (r, n)."""
         plan, spec = self.plans(resume)
 
         def on_event(event):
@@ -152,7 +155,8 @@ class Setup:
             if event.kind == "record" and event.data["round"] == kill_after:
                 raise JobKilled
 
-        outcome = Outcome(LocalFleet(plan, spec, on_event))
+        outcome = Outcome(LocalFleet(plan, spec, on_event), stop_at=stop_at)
+        outcome.fleet.stop_wanted = lambda: outcome.stopping
         try:
             outcome.fleet.run(lambda context: self.train(context, outcome))
         except JobKilled:
@@ -179,6 +183,7 @@ class Setup:
             noisy = x.sum(1, keepdim=True) + 0.1 * torch.randn(8, 1)
             loss = ((model(x.to(dtype_of(model))).float() - noisy) ** 2).mean()
             loss.backward()
+            outcome.stopping = outcome.stopping or outcome.stop_at == (index, len(trace) + 1)
             step = replica.step_number
             replica.step(loss, tokens=8)
             trace.append((step, optimizer.param_groups[0]["lr"], loss.item()))

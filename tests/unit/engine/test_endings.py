@@ -138,3 +138,130 @@ def test_an_error_in_a_train_function_stops_the_others_at_their_next_request():
     desk.arrive(2)
     only(desk.take(2), m.Stop)
     assert not desk.coordinator.ended
+
+
+def stop(desk):
+    desk.coordinator.stop("Ctrl-C", save=True)
+    desk.collect()
+
+
+def pause(desk, *indices):
+    for index in indices:
+        desk.send(m.Paused(index, desk.welcomes[index].incarnation, desk.coordinator.round))
+
+
+STOPPED = "checkpoints/round_000001_stop_01"
+
+
+def save_stop(desk, *indices, shared=None):
+    for index in indices:
+        files = {"shared.safetensors": (1, "a")} if index == shared else {}
+        desk.send(m.Saved(index, 1, files | {f"replica {index}": (1, "b")}, "", {index: 11}, STOPPED))
+
+
+def test_a_stop_that_saves_has_each_replica_write_its_state_between_two_rounds():
+    desk = Desk(3)
+    desk.begin()
+    desk.run_round()
+    desk.arrive(1)
+    stop(desk)
+    assert desk.take(1) == [m.Stop("Ctrl-C", STOPPED, False)]
+    pause(desk, 2, 0)
+    assert desk.take(2, 0) == [m.Stop("Ctrl-C", STOPPED, False), m.Stop("Ctrl-C", STOPPED, True)]
+    save_stop(desk, 0, 1, shared=0)
+    assert not desk.said("manifest")
+    save_stop(desk, 2)
+    ((folder, manifest),) = desk.said("manifest")
+    assert folder == STOPPED
+    assert (manifest["round"], manifest["stop"], manifest["step"], manifest["members"]) == (1, 1, 4, [0, 1, 2])
+    assert manifest["positions"] == {"0": 11, "1": 11, "2": 11}
+    assert not desk.said("ended")
+    for index in range(3):
+        desk.send(m.Finished(index, None, steps=2))
+    assert desk.said("ended") == [False]
+    assert desk.summary["lost_inner_steps"] == 0
+
+
+def test_a_replica_that_has_heard_too_much_goes_on():
+    desk = Desk(2)
+    desk.begin()
+    pause(desk, 0)
+    assert desk.take(0) == [m.Noted()]
+    desk.run_round()
+
+
+def test_a_stop_that_saves_lets_the_exchange_end_and_saves_with_its_commit():
+    desk = Desk(2)
+    desk.begin()
+    desk.arrive(0, 1)
+    desk.take(0, 1)
+    stop(desk)
+    desk.vote(0, 1)
+    first, second = only(desk.take(0, 1), m.Commit)
+    assert (first.leave, first.checkpoint, first.write_shared) == ("Ctrl-C", "checkpoints/round_000001", True)
+    assert (second.leave, second.checkpoint, second.write_shared) == ("Ctrl-C", "checkpoints/round_000001", False)
+    desk.save(0, 1)
+    assert [folder for folder, _ in desk.said("manifest")] == ["checkpoints/round_000001"]
+    for index in range(2):
+        desk.send(m.Finished(index, "digest"))
+    assert desk.said("ended") == [False]
+
+
+def test_an_exchange_that_fails_is_not_repeated_but_saved_before():
+    desk = Desk(2)
+    desk.begin()
+    desk.run_round()
+    desk.arrive(0, 1)
+    desk.take(0, 1)
+    stop(desk)
+    desk.vote(0)
+    desk.vote(1, ok=False)
+    assert [a.checkpoint for a in only(desk.take(0, 1), m.Stop)] == [STOPPED] * 2
+
+
+def test_who_dies_before_it_has_saved_is_done_without():
+    desk = Desk(3)
+    desk.begin()
+    desk.run_round()
+    stop(desk)
+    pause(desk, 0, 1, 2)
+    save_stop(desk, 0, 1, shared=0)
+    desk.lose(2)
+    assert [manifest["members"] for _, manifest in desk.said("manifest")] == [[0, 1]]
+
+
+def test_without_the_shared_state_there_is_no_checkpoint_and_it_is_said():
+    desk = Desk(2)
+    desk.begin()
+    desk.run_round()
+    stop(desk)
+    pause(desk, 0, 1)
+    save_stop(desk, 1)
+    desk.lose(0)
+    assert not desk.said("manifest")
+    desk.send(m.Finished(1, None))
+    assert desk.said("ended") == [False]
+    assert desk.notices[-1] == "checkpoint of round 1 was not complete in time: the one before it stays the newest"
+
+
+def test_where_all_nodes_of_a_fixed_fleet_go_the_run_is_stopped_and_saved():
+    desk = Desk(2)
+    desk.begin()
+    desk.run_round()
+    desk.coordinator.nodes_go({0, 1}, "its node is being drained", desk.now)
+    desk.collect()
+    pause(desk, 0, 1)
+    assert [a.checkpoint for a in only(desk.take(0, 1), m.Stop)] == [STOPPED] * 2
+    assert desk.said("stopped") == ["all replicas: its node is being drained"]
+
+
+def test_where_one_node_of_a_fixed_fleet_goes_the_next_round_is_saved_once():
+    desk = Desk(2)
+    desk.begin()
+    for _ in range(2):
+        desk.coordinator.nodes_go({1}, "its node is being drained", desk.now)
+    assert [c.checkpoint for c in desk.run_round()] == ["checkpoints/round_000001"] * 2
+    desk.coordinator.nodes_go({1}, "its node is being drained", desk.now)
+    assert [c.checkpoint for c in desk.run_round()] == [None] * 2
+    told = "replica 1: its node is being drained: a checkpoint is written with the next round"
+    assert desk.notices.count(told) == 1

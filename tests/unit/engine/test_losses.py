@@ -8,6 +8,10 @@ from .desk import Desk, H, only
 SAVED = {"shared.safetensors": (1, "00")}
 
 
+def saved(index, number, files, **more):
+    return m.Saved(index, number, files, folder=f"checkpoints/round_{number:06d}", **more)
+
+
 def test_death_while_training_closes_the_round_for_the_rest():
     desk = Desk(3)
     desk.begin()
@@ -165,7 +169,7 @@ def save_round(desk, *indices):
     """A round whose checkpoint becomes whole."""
     desk.run_round(*indices)
     for index in indices:
-        desk.send(m.Saved(index, desk.coordinator.round, SAVED if index == 0 else {}))
+        desk.send(saved(index, desk.coordinator.round, SAVED if index == 0 else {}))
     desk.take(*indices)
 
 
@@ -187,7 +191,7 @@ def test_all_lost_goes_back_to_the_newest_whole_checkpoint():
     desk.begin()
     save_round(desk, 0, 1)
     desk.run_round()
-    desk.send(m.Saved(0, 2, SAVED))  # replica 1 dies before its part is written
+    desk.send(saved(0, 2, SAVED))  # replica 1 dies before its part is written
     desk.take(0)
     desk.lose(1, 0)
     desk.join(0, 1)
@@ -309,7 +313,7 @@ def test_a_checkpoint_that_lacks_a_part_is_given_up_at_the_next_commit():
     desk.begin()
     save_round(desk, 0, 1)
     desk.run_round()
-    desk.send(m.Saved(0, 2, SAVED))
+    desk.send(saved(0, 2, SAVED))
     desk.lose(1)
     desk.take(0)
     desk.run_round(0)
@@ -321,8 +325,8 @@ def test_a_checkpoint_that_could_not_be_written_is_given_up_and_said():
     desk = Desk(2, checkpoint=CheckpointSettings(every=1))
     desk.begin()
     desk.run_round()
-    desk.send(m.Saved(0, 1, {}, problem="OSError: disk full"))
-    desk.send(m.Saved(1, 1, {}))
+    desk.send(saved(0, 1, {}, problem="OSError: disk full"))
+    desk.send(saved(1, 1, {}))
     assert "checkpoint of round 1 is given up: replica 0: OSError: disk full" in desk.notices
     assert not desk.said("manifest")
     assert not desk.failure
