@@ -9,6 +9,7 @@ folders, or the run's folder (its model). Settings are those of the run (its
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,6 +20,8 @@ from jobs._saved import check_kind
 from ray_lowcomm.config import ConfigError, TrainConfig, load_config
 from ray_lowcomm.config_screen import help_text
 from ray_lowcomm.core.errors import CheckpointError
+
+USED = ("data.", "model.name", "model.args", "inner.batch_size")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -36,7 +39,10 @@ def main(argv: Sequence[str]) -> None:
     if (folder / "model").is_dir() and not (folder / "model.safetensors").exists():
         folder = folder / "model"
     check_kind(str(_config_of(folder).parent))
-    config = load_config(["--config", str(_config_of(folder)), *argv[1:]], TrainConfig, drawn=None)
+    config = load_config(argv[1:], TrainConfig, base=lambda given: str(_config_of(folder)))
+    for name in sorted(config.given):
+        if not name.startswith(USED):
+            raise ConfigError(f"{name} has no effect on an evaluation, which takes {', '.join(USED)}: leave it out")
     print(f"validation loss {evaluate(folder, config):.6f}")
 
 
@@ -47,7 +53,7 @@ def evaluate(folder: Path, config: TrainConfig) -> float:
     from ray_lowcomm.models import build, load_weights
 
     validation = load(config.data, "validation")
-    model = build(config.model, getattr(validation, "model_defaults", None))
+    model = build(replace(config.model, init_from=None), getattr(validation, "model_defaults", None))
     if (folder / "manifest.json").exists():
         _load_checkpoint(model, folder)
     else:

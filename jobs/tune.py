@@ -16,6 +16,7 @@ from ray_lowcomm.config import load_config
 from ray_lowcomm.config_screen import Command
 from ray_lowcomm.config_sources import all_names
 from ray_lowcomm.core.errors import SettingError
+from ray_lowcomm.effects import value_of
 from ray_lowcomm.preflight import preflight
 from ray_lowcomm.tuning.settings import SweepConfig, named
 from ray_lowcomm.tuning.sweep_folder import saved_config, was_begun
@@ -34,6 +35,11 @@ def main(argv: Sequence[str]) -> None:
     """Run the sweep with these arguments."""
     config = load_sweep(argv)
     space = tune_spaces.load(config.space or "", config.budget)
+    for name in sorted(config.given):
+        if name.startswith("budget.") and not tune_spaces.takes_budget(config.space or ""):
+            raise SettingError(
+                name, value_of(config, name), f"has no effect with space = {config.space!r}: leave it out"
+            )
     preflight(config, _drawn(config))
     from ray_lowcomm.tuning.sweep import run_sweep  # Ray takes seconds to import, and a mistake needs none of it
 

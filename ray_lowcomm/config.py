@@ -73,6 +73,11 @@ class LoopConfig(BaseModel):
 
     _given: Given = PrivateAttr(default_factory=Given)
 
+    @property
+    def given(self) -> frozenset[str]:
+        """Dotted names of what a user gave (`ray_lowcomm.effects`), as far as `load_config` read it."""
+        return self._given.names
+
     def remarks(self) -> tuple[str, ...]:
         """What a run of it does not do though a setting may let one think so, a line each."""
         return remarks(self.resolved(), self._given)

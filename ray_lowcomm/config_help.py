@@ -40,7 +40,7 @@ MEANINGS = {
     "data.image_column": "column with the images",
     "data.label_column": "column with the labels",
     "data.config_name": "configuration of a Hugging Face dataset",
-    "data.split": "split of a Hugging Face dataset to train on",
+    "data.split": "split to train on; of files by their names (valid-00.parquet)",
     "data.sequence_length": "tokens per sample",
     "data.tokenizer": "bytes, or folder or name of a Hugging Face tokenizer",
     "data.validation_fraction": "share held out where there is no validation split",

@@ -33,7 +33,8 @@ class DefaultLoop:
     def __call__(self, context: Context) -> None:
         """Train one replica to the end of the run."""
         dataset = load(self.data, "train")
-        model = build(self.model, getattr(dataset, "model_defaults", None)).to(context.device)
+        notes: list[str] = []
+        model = build(self.model, getattr(dataset, "model_defaults", None), notes.append).to(context.device)
         sampler = ShardedSampler(len(dataset), context.replicas, context.index, context.seed)
         batches = Batches(dataset, sampler, self.inner.batch_size)
         replica = context.wrap(
@@ -45,7 +46,7 @@ class DefaultLoop:
             data=sampler,
             local_stateful={"data": batches},
             export=lambda trained, folder: export_model(trained, folder, self.config),
-            remarks=getattr(dataset, "remarks", ()),
+            remarks=(*getattr(dataset, "remarks", ()), *notes),
         )
         autocast = autocast_of(self.inner, context.device)
         accumulate = self.inner.accumulate

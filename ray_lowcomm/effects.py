@@ -176,6 +176,15 @@ EFFECTS: tuple[Effect, ...] = (
         lambda c: bool(c.tracking.enabled),
         "tracking.enabled to true",
     ),
+    # of a sweep
+    Effect(("run.log_every",), ("space",), lambda c: False, "it for jobs.train: a sweep prints its trials"),
+    Effect(
+        ("grace", "time_attr"),
+        ("scheduler", "objective"),
+        lambda c: c.stopped_by != "none",
+        "scheduler to asha or pbt",
+    ),
+    Effect(("reduction_factor",), ("scheduler", "objective"), lambda c: c.stopped_by == "asha", "scheduler to asha"),
 )
 
 
@@ -320,7 +329,7 @@ def _idle(config: Any) -> Iterator[tuple[Effect, str]]:
 
 def _has(config: Any, name: str) -> bool:
     section, _, rest = name.partition(".")
-    return hasattr(getattr(config, section, None), rest)
+    return hasattr(getattr(config, section), rest) if rest and hasattr(config, section) else hasattr(config, name)
 
 
 def _why(config: Any, effect: Effect) -> str:

@@ -14,6 +14,7 @@ To make one of your own copy a file and edit its ranges: in this folder it goes 
 
 import importlib
 import pkgutil
+from types import ModuleType
 
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.tuning.budget import BudgetSettings
@@ -34,18 +35,34 @@ def load(name: str, budget: BudgetSettings | None = None) -> Space:
     if ":" not in name and name not in names():
         what = "there is no such space" if name else "a sweep needs one"
         raise SettingError("space", name, f"{what}; there are {_described()}, and module:SPACE")
-    path, _, attribute = name.partition(":") if ":" in name else (f"tune_spaces.{name}", ":", "SPACE")
-    try:
-        module = importlib.import_module(path)
-    except Exception as error:
-        raise SettingError("space", name, f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    if budget is not None and attribute == "SPACE" and hasattr(module, "space"):
+    module, attribute = _imported(name)
+    if budget is not None and _takes_budget(module, attribute):
         found: object = module.space(budget)
     else:
         found = getattr(module, attribute, None)
     if not isinstance(found, Space):
-        raise SettingError("space", name, f"{path} has no {attribute} that is a ray_lowcomm.tuning.space.Space")
+        raise SettingError(
+            "space", name, f"{module.__name__} has no {attribute} that is a ray_lowcomm.tuning.space.Space"
+        )
     return found
+
+
+def takes_budget(name: str) -> bool:
+    """Whether the space of that name depends on a budget. SettingError as `load`."""
+    load(name)
+    return _takes_budget(*_imported(name))
+
+
+def _imported(name: str) -> tuple[ModuleType, str]:
+    path, _, attribute = name.partition(":") if ":" in name else (f"tune_spaces.{name}", ":", "SPACE")
+    try:
+        return importlib.import_module(path), attribute
+    except Exception as error:
+        raise SettingError("space", name, f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _takes_budget(module: ModuleType, attribute: str) -> bool:
+    return attribute == "SPACE" and hasattr(module, "space")
 
 
 def _described() -> str:
@@ -59,4 +76,4 @@ def _summary(name: str) -> str:
         return "cannot be imported"
 
 
-__all__ = ["load", "names"]
+__all__ = ["load", "names", "takes_budget"]

@@ -7,15 +7,14 @@ run that was stopped in the middle of the round after.
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import xxhash
-from safetensors.torch import load as parse_tensors
-from safetensors.torch import save as format_tensors
 from torch import Tensor
 
+from ray_lowcomm.core import tensor_file
 from ray_lowcomm.core.errors import CheckpointError
 from ray_lowcomm.core.wording import option
 from ray_lowcomm.engine.book import FOLDER as FOLDER
@@ -34,25 +33,72 @@ def local_name(member: int) -> str:
 
 
 def save_tensors(storage: Storage, path: str, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
-    """Write a safetensors file; returns its size in bytes and its hash."""
-    data = format_tensors({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()})
-    storage.write(path, data)
-    return len(data), xxhash.xxh3_64_hexdigest(data)
+    """Write a safetensors file, tensor by tensor; returns its size in bytes and its hash.
+
+    Raises:
+        CheckpointError: a dtype that such a file cannot hold.
+    """
+    hasher = _Hasher()
+    try:
+        storage.write_pieces(path, hasher.passing(tensor_file.pieces(tensors)))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return hasher.size, hasher.hexdigest()
 
 
 def load_tensors(storage: Storage, path: str, expected: tuple[int, str] | None = None) -> dict[str, Tensor]:
-    """Read a safetensors file, checking size and hash against the manifest's.
+    """Read a safetensors file, tensor by tensor, checking size and hash against the manifest's.
 
     Raises:
         CheckpointError: the file is missing or damaged.
     """
-    data = storage.read(path)
-    if expected is not None and (len(data), xxhash.xxh3_64_hexdigest(data)) != tuple(expected):
+    problem, tensors = "", {}
+    with storage.open(path) as stream:
+        source = _Hashed(stream)
+        try:
+            tensors = tensor_file.read(source, storage.size(path) or 0)
+        except ValueError as error:
+            problem = str(error)
+        source.drain()
+    if expected is not None and (source.hasher.size, source.hasher.hexdigest()) != tuple(expected):
         raise CheckpointError(f"{path} is damaged: size or hash differ from the manifest's; delete its folder")
-    try:
-        return parse_tensors(data)
-    except Exception as error:  # safetensors raises its own and plain exceptions for damaged files
-        raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from error
+    if problem:
+        raise CheckpointError(f"{path} is not a readable safetensors file: {problem}")
+    return tensors
+
+
+class _Hasher:
+    """Size and hash of what has passed."""
+
+    def __init__(self) -> None:
+        self.size, self._xxh = 0, xxhash.xxh3_64()
+        self.hexdigest = self._xxh.hexdigest
+
+    def add(self, piece: bytes | memoryview) -> None:
+        self.size += len(piece)
+        self._xxh.update(piece)
+
+    def passing(self, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+        for piece in pieces:
+            self.add(piece)
+            yield piece
+
+
+class _Hashed:
+    """A stream whose bytes are hashed as they are read."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self.hasher = stream, _Hasher()
+
+    def readinto(self, buffer: memoryview) -> int:
+        count = int(self._stream.readinto(buffer))
+        self.hasher.add(buffer[:count])
+        return count
+
+    def drain(self) -> None:
+        """Read the rest."""
+        while piece := self._stream.read(tensor_file.PIECE):
+            self.hasher.add(piece)
 
 
 def write_manifest(storage: Storage, folder: str, manifest: Mapping[str, Any], keep: int) -> None:

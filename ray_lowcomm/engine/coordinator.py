@@ -259,7 +259,8 @@ class Coordinator:
         for arrival in arrivals:
             if self.round > self._farthest:  # a round that is only repeated shows no progress
                 self._failures[arrival.member] = 0
-            self.seconds_per_step[arrival.member] = arrival.compute_s / arrival.steps if arrival.steps else 0.0
+            taken = arrival.steps + arrival.skipped
+            self.seconds_per_step[arrival.member] = arrival.compute_s / taken if taken else 0.0
         self._farthest = max(self._farthest, self.round)
         self._retries = 0
         if any(arrival.steps for arrival in arrivals):
@@ -296,19 +297,8 @@ class Coordinator:
         self.book.digests[finished.member] = finished.digest
         early, member.state = not over and member.state in LIVE, MemberState.FINISHED
         if early:
-            self._left_early(member, finished.steps)
+            self.departures.returned_early(member, finished.steps)
         self.after_loss(self.members[finished.member])
-
-    def _left_early(self, member: Member, steps: int) -> None:
-        """A train function has returned before the run was over: what it had not shared is lost."""
-        self.whole = False
-        self.book.totals.members_lost += 1
-        self.book.totals.lost_inner_steps += steps
-        where = f"round {self.round + 1}, at step {self.where.step} of {self.plan.total}"
-        self.notice(f"{where}: replica {member.index}: its train function returned (`while not replica.finished`)")
-        if not self.in_state(*PRESENT):
-            self.finishing = True
-            self.notice("all train functions returned before the end: there is no final model")
 
     def _failed(self, failed: m.Failed) -> None:
         self.answer(failed.member, m.Noted())

@@ -45,3 +45,15 @@ class Departures:
         self._fleet.events.append(Event("left", member.index))
         self._fleet.after_loss(member)
         return True
+
+    def returned_early(self, member: Member, steps: int) -> None:
+        """A train function has returned before the run was over: `steps` that it had not shared are lost."""
+        fleet = self._fleet
+        fleet.whole = False
+        fleet.book.totals.members_lost += 1
+        fleet.book.totals.lost_inner_steps += steps
+        where = f"round {fleet.round + 1}, at step {fleet.where.step} of {fleet.plan.total}"
+        fleet.notice(f"{where}: replica {member.index}: its train function returned (`while not replica.finished`)")
+        if not fleet.in_state(*PRESENT):
+            fleet.finishing = True
+            fleet.notice("all train functions returned before the end: there is no final model")

@@ -1,6 +1,9 @@
 """A run's folder on any file system that pyarrow knows: whole files in, whole files out."""
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ray_lowcomm.core.errors import CheckpointError
 
@@ -20,14 +23,19 @@ class Storage:
 
     def write(self, path: str, data: bytes) -> None:
         """Write a whole file; a reader sees the old one or the new one, never a part."""
+        self.write_pieces(path, [data])
+
+    def write_pieces(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """As `write`, of a file that is made piece by piece."""
         target = self._path(path)
         self._fs.create_dir(target.rsplit("/", 1)[0], recursive=True)
         unfinished = f"{target}.unfinished"
         try:
             with self._fs.open_output_stream(unfinished) as stream:
-                stream.write(data)
+                for piece in pieces:
+                    stream.write(piece)
             self._fs.move(unfinished, target)
-        except OSError:
+        except BaseException:  # whatever it is, half a file is of no use
             self._forget(unfinished)
             raise
 
@@ -39,9 +47,15 @@ class Storage:
 
     def read(self, path: str) -> bytes:
         """A whole file; CheckpointError if it is not there."""
+        with self.open(path) as stream:
+            return bytes(stream.read())
+
+    @contextmanager
+    def open(self, path: str) -> Iterator[Any]:
+        """A file, open for reading from its beginning; CheckpointError if it is not there."""
         try:
             with self._fs.open_input_stream(self._path(path)) as stream:
-                return bytes(stream.read())
+                yield stream
         except FileNotFoundError as error:
             raise CheckpointError(f"{self.root}/{path} does not exist") from error
 

@@ -20,12 +20,16 @@ from ray_lowcomm.models.small_cnn import SmallCNN
 MODELS: Mapping[str, Callable[..., nn.Module]] = {"byte_gpt": ByteGPT, "small_cnn": SmallCNN}
 
 
-def build(settings: ModelSettings, defaults: Mapping[str, Any] | None = None) -> nn.Module:
+def build(
+    settings: ModelSettings,
+    defaults: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> nn.Module:
     """Builds the model that `settings` name, with `settings.args`, and loads `settings.init_from` into it.
 
     `defaults` (a data set's `model_defaults`: the size of its vocabulary, its number of classes) fill what `args` leave
     out, as far as a model of this package has such an argument; a user's own factory gets `args` alone. New weights
-    come from torch's global random generator.
+    come from torch's global random generator. `say` is told what the user should know.
 
     Raises ModelError, one line, for a name that does not exist, a factory that cannot be imported, raises or returns no
     ``torch.nn.Module``, arguments that it does not take, and weights that do not fit.
@@ -46,7 +50,8 @@ def build(settings: ModelSettings, defaults: Mapping[str, Any] | None = None) ->
     else:
         raise _no_such_model(name)
     if settings.init_from is not None:
-        load_weights(model, settings.init_from)
+        for text in load_weights(model, settings.init_from):
+            say(text)
     return model
 
 

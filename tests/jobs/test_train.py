@@ -66,6 +66,20 @@ def test_evaluation_gives_the_loss_of_the_run(run, tmp_path):
         assert float(out.split()[-1]) == pytest.approx(summary["val_loss"], abs=1e-5)
 
 
+def test_an_evaluation_takes_what_it_uses(run, tmp_path):
+    run("--run.name", "judged", "--tracking.enabled", "false")
+    folder = str(tmp_path / "judged")
+    code, _, err = run(folder, "--data.eval_samples", "8", "--inner.batch_size", "4", job=evaluate)
+    assert code == 0, err
+    for argv, said in (
+        (("--data.path", "other.txt"), "data.path = 'other.txt': has no effect with data.name = 'python_stdlib'"),
+        (("--inner.lr", "1"), "inner.lr has no effect on an evaluation, which takes data., model.name"),
+    ):
+        code, _, err = run(folder, *argv, job=evaluate)
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert said in err
+
+
 def die_after_round_4(folder):
     """As if the job had died after its checkpoint of that round."""
     for file in (folder / "checkpoints" / "round_000006").iterdir():

@@ -146,9 +146,9 @@ def test_weights_that_do_not_fit(tmp_path):
         return str(caught.value)
 
     missing = problem({"head.weight": state["head.weight"]})
-    assert "missing embedding.weight, " in missing
+    assert "missing: embedding.weight, " in missing
     assert missing.endswith("and 6 more")
-    assert problem({**state, "extra": torch.zeros(1)}).endswith("unexpected extra")
+    assert problem({**state, "extra": torch.zeros(1)}).endswith("unexpected: extra")
     assert problem({**state, "norm.bias": torch.zeros(3)}).endswith(
         "other shapes: norm.bias ([3] there, [8] in the model)"
     )
