@@ -246,6 +246,10 @@ class LowCommTrainer:
 
     def _judged(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
         """What is to be said of the settings; SettingError for one that was given and has no effect."""
+        if self.options.recorder is not None and self.options.tracking is not None:
+            raise SettingError(
+                "tracking", self.options.tracking, "has no effect with a recorder of your own: leave it out"
+            )
         checked = self.options.config
         said: tuple[str, ...] = judged(self._config(), arguments) if checked is None else checked.remarks()
         return said

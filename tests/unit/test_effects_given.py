@@ -105,6 +105,10 @@ def test_one_job_leaves_settings_of_others_alone():
         ({"fleet": {"replicas": 1}, "buffers": "first"}, r"^buffers = 'first': has no effect with fleet\.replicas = 1"),
         ({"strategy": {"name": "ddp"}, "state_on_sync": "reset"}, r"^state_on_sync = 'reset': has no effect"),
         ({"tracking": {"enabled": False, "uri": "http://x"}}, r"^tracking\.uri = 'http://x': has no effect"),
+        (
+            {"tracking": {"experiment": "x"}, "recorder": print},
+            r"^tracking = .* has no effect with a recorder of your own",
+        ),
         ({"checkpoint": {"every": 0, "keep": 3}}, r"^checkpoint\.keep"),
         ({"faults": (Fault("kill", 0, 99),)}, r"^faults\[0\]\.round = 99: is beyond the end"),
         ({"faults": (Fault("kill", 2, 1),)}, r"^faults\[0\]\.replica = 2: must be less than fleet\.replicas = 2"),
