@@ -28,6 +28,8 @@ class Admission:
             self._fleet.book.totals.lost_inner_steps += join.steps_lost - (old.counted if old else 0)
         member = Member(join.member, old.incarnation + 1 if old else 1, join.digest, join.endpoint, join.holds)
         self._fleet.members[join.member] = member
+        if not join.reason:
+            self._fleet.rejections.out.discard(join.member)  # a new process
         self._fleet.events.append(Event("joined", join.member))
         if old is not None:
             self._fleet.after_loss(old)
@@ -68,7 +70,7 @@ class Admission:
         self._fleet.started = True
         self._fleet.dealt = self.deal(members)
         self._fleet.deadlines.closed()
-        self._fleet.sitting_out.clear()
+        self._fleet.rejections.out.clear()
         first = min(holders or members, key=lambda member: member.index)
         if holders:
             others = [x for x in members if x not in holders]
@@ -86,7 +88,8 @@ class Admission:
 
     def begin_if_complete(self) -> None:
         """Begin as soon as all are there, so that a full fleet waits for nothing."""
-        if len(self._fleet.in_state(MemberState.JOINING)) == self._fleet.plan.fleet.max_replicas:
+        joining = self._fleet.in_state(MemberState.JOINING)
+        if len(joining) == self._fleet.plan.fleet.max_replicas or self._fleet.rejections.all_back(joining):
             self.begin()
 
     def begin(self) -> None:
@@ -98,13 +101,22 @@ class Admission:
         if holders:
             self._fleet.notice(f"round {self._fleet.round + 1} is begun again, with other data")
         elif self._fleet.started:
-            lost = self._fleet.where
-            self._fleet.where = self._fleet.book.go_back(self._fleet.plan.restored)
-            self._fleet.where.generation = lost.generation
-            back = f"all replicas were lost: back from round {lost.round} to round {self._fleet.round}"
-            again = f"no replica was left: goes on from round {lost.round}"
-            self._fleet.notice(again if lost.round == self._fleet.round else back)
+            rejected = bool(self._fleet.rejections.out)
+            if rejected and self._fleet.plan.restored is None:
+                holders = self._fleet.rejections.starters(members)
+                if not holders:
+                    return
+            self._go_back(rejected)
         self._begin(members, holders)
+
+    def _go_back(self, rejected: bool) -> None:
+        lost = self._fleet.where
+        self._fleet.where = self._fleet.book.go_back(self._fleet.plan.restored, other_data=rejected)
+        self._fleet.where.generation = lost.generation
+        what = "no replica is finite" if rejected else "all replicas were lost"
+        back = f"{what}: back from round {lost.round} to round {self._fleet.round}"
+        again = f"no replica was left: goes on from round {lost.round}"
+        self._fleet.notice(again if lost.round == self._fleet.round else back)
 
     def deal(self, members: list[Member]) -> tuple[int, ...]:
         """Who shares the data from here on: in a fleet of a fixed size all, so that who comes back has what it had."""

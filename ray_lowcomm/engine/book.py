@@ -264,17 +264,20 @@ class Book:
         self._safe_steps = self.totals.inner_steps
         return self._stand_at(manifest)
 
-    def go_back(self, manifest: dict[str, Any] | None) -> Position:
-        """Back to a manifest, or to the start. What was done since is counted as lost, what was sent stays counted."""
+    def go_back(self, manifest: dict[str, Any] | None, other_data: bool = False) -> Position:
+        """Back to a manifest, or to the start. What was done since is counted as lost, what was sent stays counted.
+
+        With `other_data` the samples since then stay used: they have led to where nobody can go on.
+        """
         self.flush(None)
         self.totals.lost_inner_steps += self.totals.inner_steps - self._safe_steps
         self._safe_steps = self.totals.inner_steps
         self._close_moved()
         self._checkpoints = {}
-        if manifest is not None:
-            return self._stand_at(manifest)
-        self.data_positions = {}
-        return Position()
+        used = self.data_positions if other_data else {}
+        where = self._stand_at(manifest) if manifest is not None else Position()
+        self.data_positions = {**(self.data_positions if manifest is not None else {}), **used}
+        return where
 
     def _stand_at(self, manifest: dict[str, Any]) -> Position:
         self.data_positions = {int(k): v for k, v in manifest["positions"].items()}

@@ -28,6 +28,7 @@ from ray_lowcomm.engine.membership import (
     listed,
     minority,
 )
+from ray_lowcomm.engine.rejections import Rejections
 
 
 class Coordinator:
@@ -46,16 +47,16 @@ class Coordinator:
         self.agreement = Agreement(plan)
         self.admission = Admission(self)
         self.departures = Departures(self)
+        self.rejections = Rejections(self)
         self.closing, self.halt = Closing(self), Halt(self)
         self.dealt = tuple(range(plan.fleet.max_replicas))  # who shares the data
         self._group: tuple[int, ...] = ()  # members of the generation whose collective group is known to work
-        self._retries = self._repeats = 0  # of exchanges, and of rounds in which nobody was finite
+        self._retries = 0
         self._failures: dict[int, int] = {}
         self.seconds_per_step: dict[int, float] = {}
         self.finishing = False
         self.whole = True  # every train function has gone on to the end so far
         self._farthest = 0  # highest round ever committed
-        self.sitting_out: set[int] = set()  # members that were not finite in this round
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
@@ -143,7 +144,7 @@ class Coordinator:
             self.halt.send_home(member)
             self.end_if_all_out()
         elif not arrival.healthy:
-            self._sit_out(member, arrival)
+            self.rejections.sit_out(member, arrival)
         else:
             member.arrival, member.state = arrival, MemberState.ARRIVED
             self.deadlines.arrived(self.now)
@@ -152,25 +153,6 @@ class Coordinator:
     def dismissal(self, reason: str) -> m.Answer:
         """What a member is told that has no part in what goes on."""
         return m.Stop(self.failure or reason) if self.failure or self.ended or self.finishing else m.Reset(reason)
-
-    def _sit_out(self, member: Member, arrival: m.Arrival) -> None:
-        self.book.reject(arrival)
-        self.notice(f"round {arrival.round + 1}: replica {member.index} sits out: {arrival.problem}")
-        member.state = MemberState.OUT
-        self.sitting_out.add(member.index)
-        if not self.in_state(*LIVE):
-            self._all_rejected(arrival)
-        self.answer(member.index, self.dismissal(arrival.problem))
-        self.after_loss(member)
-
-    def _all_rejected(self, arrival: m.Arrival) -> None:
-        """Nobody has finite values: the round is begun again with other data, but not for ever."""
-        self._repeats += 1
-        if self._repeats > self.plan.fleet.max_retries:
-            advice = f"lower {option('inner.lr')}, set {option('inner.clip_norm')}, or look at the data"
-            tried = f"{self._repeats} times, each with other data (fleet.max_retries)"
-            what = f"round {arrival.round + 1}: no replica is left with finite values ({arrival.problem})"
-            self.fail(f"{what}, {tried}; {advice}")
 
     def _close_if_complete(self) -> None:
         arrived = self.in_state(MemberState.ARRIVED)
@@ -185,7 +167,7 @@ class Coordinator:
         for index in wrong:
             self.notice(f"replica {index} holds other shared state than the majority: it is reset")
             self.members[index].state = MemberState.OUT
-            self.answer(index, m.Reset("its shared state differed from the majority's"))
+            self.answer(index, m.Reset("its shared state differed from the majority's", shared=False))
         self._send_plan([x.index for x in arrived if x.index not in wrong])
 
     def _send_plan(self, indices: list[int]) -> None:
@@ -261,11 +243,9 @@ class Coordinator:
                 self._failures[arrival.member] = 0
             taken = arrival.steps + arrival.skipped
             self.seconds_per_step[arrival.member] = arrival.compute_s / taken if taken else 0.0
+        self.rejections.committed(arrivals, farther=self.round > self._farthest)
         self._farthest = max(self._farthest, self.round)
         self._retries = 0
-        if any(arrival.steps for arrival in arrivals):
-            self._repeats = 0
-        self.sitting_out.clear()
         self.closing.give_duties(alive, record)
 
     # ---- duties done ----------------------------------------------------------------------------------------------
@@ -398,6 +378,9 @@ class Coordinator:
                 # the model is exported before the last checkpoint's parts are written
                 again = option("run.resume")
                 self.fail(f"a replica died before the final model and checkpoint were whole: go on with {again}")
+                return
+            if untrained := self.rejections.untrained():
+                self.fail(untrained)
                 return
             self.ended = True
             self.events.append(Event("ended", self.whole and self.where.step >= self.plan.total))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ray_lowcomm.core.errors import LowCommError
+from ray_lowcomm.core.errors import CheckpointError, LowCommError
 from ray_lowcomm.core.names import model_state
 from ray_lowcomm.engine import checkpoint
 from ray_lowcomm.engine import messages as m
@@ -48,6 +48,8 @@ class Duties:
         problem = ""
         try:
             storage = Storage(self._directory)
+            if self._state.strategy.replicated and not self._state.finite:
+                raise CheckpointError("parameters are not all finite: nobody could go on from them")
             if write_shared:
                 path = f"{folder}/{checkpoint.SHARED}"
                 files[checkpoint.SHARED] = checkpoint.save_tensors(storage, path, self._state.shared())

@@ -150,9 +150,10 @@ class Commit:
 
 @dataclass(frozen=True)
 class Reset:
-    """Give up what is open and join again, for `reason`."""
+    """Give up what is open and join again, for `reason`. `shared`: what it holds of the shared state is right."""
 
     reason: str
+    shared: bool = True
 
 
 @dataclass(frozen=True)

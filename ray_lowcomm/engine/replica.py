@@ -288,7 +288,7 @@ class Replica:
             return False
         if isinstance(outcome, m.Reset):
             self._inner.drop()
-            self._enter(outcome.reason)
+            self._enter(outcome.reason, outcome.shared)
             self._began_anew = True
             return False
         self._held, self._history = outcome, run.committed
@@ -350,9 +350,9 @@ class Replica:
 
     # ---- coming and going -----------------------------------------------------------------------------------------
 
-    def _enter(self, reason: str) -> None:
+    def _enter(self, reason: str, shared: bool = True) -> None:
         """Join the fleet and take over its state; the work done since the last commit is given up and counted."""
-        holds = self._holds()
+        holds = self._holds() if shared else None
         self._held = self._due = None
         while True:
             answer = self._host.channel.request(self._join(reason, holds))

@@ -104,6 +104,11 @@ class ReplicaState:
         """There is no need for `load_again`."""
         self._handed = {}
 
+    @property
+    def finite(self) -> bool:
+        """Whether all parameters are."""
+        return all(all_finite(p.detach()) for p in self.tracks.parameters.values())
+
     def begin_again(self) -> None:
         """Go back to the shared state that this replica holds. What only it knew and is not finite is forgotten."""
         if not _all_finite(self.optimizer.tensors()):

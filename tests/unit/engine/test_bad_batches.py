@@ -137,9 +137,9 @@ def test_data_that_is_all_bad_ends_the_run_with_advice(tmp_path):
     assert "6 times, each with other data (fleet.max_retries)" in outcome.failure
 
 
-def test_with_skipping_data_that_is_all_bad_trains_nothing_and_says_so(tmp_path):
+def test_with_skipping_data_that_is_all_bad_trains_nothing_and_the_run_has_failed(tmp_path):
     outcome = _run(tmp_path, _training(bad=tuple(range(96))))
-    assert outcome.failure is None
+    assert "nothing was trained: none of 96 batches was finite" in outcome.failure
     assert (outcome.summary["inner_steps"], outcome.summary["skipped_steps"]) == (0, 96)
     assert outcome.said("record")[-1]["loss"] is None
     assert len([text for text in outcome.said("notice") if "no optimizer step" in text]) == 12  # 5 and the tenth, twice
