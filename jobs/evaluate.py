@@ -43,11 +43,12 @@ def main(argv: Sequence[str]) -> None:
     for name in sorted(config.given):
         if not name.startswith(USED):
             raise ConfigError(f"{name} has no effect on an evaluation, which takes {', '.join(USED)}: leave it out")
-    print(f"validation loss {evaluate(folder, config):.6f}")
+    for name, value in evaluate(folder, config).items():
+        print(f"{'validation loss' if name == 'val_loss' else name} {value:.6f}")
 
 
-def evaluate(folder: Path, config: TrainConfig) -> float:
-    """The loss of the model in `folder` on the validation subset that `config` names."""
+def evaluate(folder: Path, config: TrainConfig) -> dict[str, float]:
+    """`val_loss` of the model in `folder` on the validation subset that `config` names, and its own metrics."""
     from ray_lowcomm.data import load
     from ray_lowcomm.default_loop import Evaluation
     from ray_lowcomm.models import build, load_weights

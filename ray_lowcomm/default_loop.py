@@ -110,24 +110,29 @@ def culprits(
 
 @dataclass
 class Evaluation:
-    """Mean validation loss per token on a fixed subset, read when it is first needed."""
+    """Mean validation loss per token on a fixed subset, read when it is first needed; and of a model with a method
+    `metrics`, batch -> numbers that are means over the batch, these as well."""
 
     settings: DataSettings
     batch_size: int
     device: torch.device
     dataset: Dataset | None = None
 
-    def __call__(self, model: nn.Module) -> float:
-        """The loss; the model is in eval mode."""
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """The loss as `val_loss`, and the model's own metrics; the model is in eval mode."""
         if self.dataset is None:
             self.dataset = load(self.settings, "validation")
-        total, count = 0.0, 0
+        totals: dict[str, float] = {}
+        count, own = 0, getattr(model, "metrics", None)
         with torch.no_grad():
             for batch in in_order(self.dataset, 4 * self.batch_size):
                 size = len(next(iter(batch.values())))
-                total += float(model(on_device(batch, self.device))) * size
+                placed = on_device(batch, self.device)
+                found = {"val_loss": model(placed), **(own(placed) if callable(own) else {})}
+                for name, value in found.items():
+                    totals[name] = totals.get(name, 0.0) + float(value) * size
                 count += size
-        return total / count
+        return {name: total / count for name, total in totals.items()}
 
 
 def make_optimizer(model: nn.Module, inner: InnerSettings) -> torch.optim.Optimizer:

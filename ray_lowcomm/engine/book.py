@@ -1,6 +1,6 @@
 """What the coordinator writes down: records, bytes, checkpoints in the making. No decisions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +8,7 @@ from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.membership import Exchange, Member
+from ray_lowcomm.engine.reported import TAKEN, combined
 from ray_lowcomm.engine.totals import Totals, most, round_record
 
 FORMAT = 2  # of manifests, and of the state beside them
@@ -129,6 +130,7 @@ class Book:
         record = round_record((where.round, step, where.generation), arrivals, votes, moved, retries)
         if record["loss"] is not None:
             self.totals.train_loss = record["loss"]
+        self.totals.metrics.update({name: value for name, value in record.items() if name not in TAKEN})
         self._count_residual_lost(where.round, sum(vote.residual_lost for vote in votes))
         for kind in ("compute_s", "exchange_s", "wait_s"):
             setattr(self.totals, kind, getattr(self.totals, kind) + record[kind])
@@ -172,13 +174,17 @@ class Book:
             self.totals.val_loss_start = done.val_loss
             self.events.append(Event("start_loss", done.val_loss))
         elif self._record is not None and (self._record[0], self._record[1]["round"]) == (done.member, done.round):
-            self.flush(done.val_loss)
+            self.flush(done.val_loss, metrics=done.metrics)
 
-    def flush(self, val_loss: float | None, evaluator: int | None = None) -> None:
+    def flush(
+        self, val_loss: float | None, evaluator: int | None = None, metrics: Mapping[str, float] | None = None
+    ) -> None:
         """Emit the record that is held (if it waits for `evaluator`, or for anybody)."""
         if self._record is None or (evaluator is not None and self._record[0] != evaluator):
             return
-        record = self._record[1] | {"val_loss": val_loss}
+        own = combined([(metrics or {}, 1.0)])
+        record = self._record[1] | {"val_loss": val_loss} | own
+        self.totals.metrics.update(own)
         self._record = None
         if val_loss is not None:
             self.totals.val_loss = val_loss

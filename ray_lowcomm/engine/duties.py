@@ -8,7 +8,7 @@ from torch import nn
 
 from ray_lowcomm.core.errors import CheckpointError, LowCommError
 from ray_lowcomm.core.names import model_state
-from ray_lowcomm.engine import checkpoint
+from ray_lowcomm.engine import checkpoint, reported
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.state import ReplicaState, SharedParameters
 from ray_lowcomm.engine.storage import Storage
@@ -23,19 +23,25 @@ class Duties:
     ) -> None:
         self._state, self._channel, self._transport = state, channel, transport
         self._directory, self._member = directory, member
+        self._told = False
 
     def serve(self, number: int, joiners: tuple[int, ...]) -> None:
         """Offer the state at the end of round `number` to joiners: one stamp, taken while nothing is being trained."""
         reference, nbytes = self._transport.offer(self._state.for_joiner())
         self._channel.request(m.Offer(self._member, number, joiners, reference, nbytes))
 
-    def evaluate(self, number: int, evaluate: Callable[[nn.Module], float] | None) -> None:
+    def evaluate(self, number: int, evaluate: Callable[[nn.Module], Any] | None) -> None:
         """Validation loss of the shared parameters; the replica's own, its buffers and random state are left alone."""
-        val_loss = None
+        val_loss: float | None = None
+        metrics: dict[str, float] = {}
         if evaluate is not None:
             with SharedParameters(self._state) as model, torch.no_grad():
-                val_loss = float(evaluate(model))
-        self._channel.request(m.Evaluated(self._member, number, val_loss))
+                val_loss, metrics = reported.evaluated(evaluate(model))
+            if val_loss is None and not self._told:
+                self._told = True
+                said = "`evaluate` returned no val_loss: there is no validation loss"
+                self._channel.request(m.Said(self._member, said))
+        self._channel.request(m.Evaluated(self._member, number, val_loss, metrics))
 
     def save(
         self, number: int, folder: str, write_shared: bool, positions: dict[int, int], between: bool = False

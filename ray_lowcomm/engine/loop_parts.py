@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,8 @@ class Dealt(Protocol):
 @dataclass(frozen=True)
 class LoopParts:
     """What a train loop hands over. `schedule` maps the nominal step to a multiplier of each group's learning rate;
-    `evaluate` gives the validation loss of a model; `export` writes the final model into a folder of its own.
+    `evaluate` gives the validation loss of a model, or a dictionary of numbers with `val_loss` among them; `export`
+    writes the final model into a folder of its own.
 
     `stateful` is saved with each replica, and given to those that join; `local_stateful` is saved, and nobody else's.
     With a `scaler` (torch.amp.GradScaler) the loop calls ``scaler.scale(loss).backward()`` and leaves the rest of the
@@ -49,7 +50,7 @@ class LoopParts:
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
     schedule: Callable[[int], float] | None = None
     clip_norm: float | None = None
-    evaluate: Callable[[nn.Module], float] | None = None
+    evaluate: Callable[[nn.Module], Any] | None = None
     data: Positioned | None = None
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
     export: Callable[[nn.Module, str], None] | None = None

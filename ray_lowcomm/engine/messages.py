@@ -86,6 +86,7 @@ class Arrival:
     residual_norm: float | None = 0.0
     problem: str = ""
     skipped: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)  # of the user's own, means over this round
 
 
 @dataclass(frozen=True)
@@ -188,11 +189,13 @@ class Offer:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Validation loss of the shared model after `round`; None if this train loop has no way to tell."""
+    """Validation loss of the shared model after `round`, and what else its evaluation gave; None if this train loop has
+    no way to tell."""
 
     member: int
     round: int
     val_loss: float | None
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

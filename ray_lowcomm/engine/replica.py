@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from ray_lowcomm.core.settings import CheckpointSettings, Fault, FleetSettings, 
 from ray_lowcomm.core.tracks import PARAMS, Tracks
 from ray_lowcomm.core.weights import copy_into
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine import reported
 from ray_lowcomm.engine.buffers import BufferSync
 from ray_lowcomm.engine.duties import Duties
 from ray_lowcomm.engine.faults import FaultInjector
@@ -156,6 +158,16 @@ class Replica:
             self._trained = True
         self._watch.mark()
         self._stands = self._positions()
+
+    def report(self, metrics: Mapping[str, Any]) -> None:
+        """Numbers of your own by name, at any time: means over this round and over the replicas that gave them.
+
+        They are in ``rounds.jsonl``, in MLflow, and a sweep can be after them. Nothing is sent and nobody waits.
+
+        Raises:
+            ModelError: naming what is no number, or a name that is taken.
+        """
+        reported.add(self._work.own_metrics, reported.checked(metrics, "replica.report"))
 
     def settle(self) -> None:
         """Do what waits for the end of a loop's turn; see `finished`."""

@@ -14,6 +14,7 @@ from ray_lowcomm.core.guards import all_finite
 from ray_lowcomm.core.payload import Payload, Proposal, Received
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine import reported
 from ray_lowcomm.engine.attempt import Attempt
 from ray_lowcomm.engine.buffers import TRACKS as BUFFER_TRACKS
 from ray_lowcomm.engine.buffers import BufferSync
@@ -38,6 +39,7 @@ class Work:
     outer_s: float = 0.0
     skipped: int = 0
     beyond: int = 0
+    own_metrics: reported.Sums = field(default_factory=dict)
 
     def add(self, loss: Tensor, tokens: int) -> None:
         """Count one inner step."""
@@ -52,17 +54,19 @@ class Work:
         """Count from here on."""
         self.steps, self.tokens, self.loss, self.since, self.outer_s = 0, 0, None, time.perf_counter(), 0.0
         self.skipped = self.beyond = 0
+        self.own_metrics = {}
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data, exact."""
         loss = None if self.loss is None else float(self.loss)
         counts = {"steps": self.steps, "tokens": self.tokens, "skipped": self.skipped, "beyond": self.beyond}
-        return counts | {"loss": loss}
+        return counts | {"loss": loss, "own_metrics": self.own_metrics}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""
         self.steps, self.tokens, self.loss = state["steps"], state["tokens"], state["loss"]
         self.skipped, self.beyond = state["skipped"], state["beyond"]
+        self.own_metrics = {name: list(sums) for name, sums in state["own_metrics"].items()}
 
     @property
     def mean_loss(self) -> float | None:
@@ -187,6 +191,7 @@ class Round:
             residual_norm=root_of_squares([proposal.residual_norm for _, proposal in self._open]),
             problem=problem,
             skipped=work.skipped,
+            metrics=reported.means(work.own_metrics),
         )
 
     def _attempt(self, plan: m.Plan, wait_s: float) -> tuple[m.Answer, list[Received]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ray_lowcomm.engine.membership import weights_of
 from ray_lowcomm.engine.messages import Arrival, Bytes, Vote
+from ray_lowcomm.engine.reported import combined
 from ray_lowcomm.engine.transport import KINDS
 
 
@@ -19,6 +20,7 @@ class Totals:
     `replicas_left` those that left in order before the end. `lost_residual` counts numbers of an owners' residual
     (`strategy.combine: sharded`) that were gone with who held them. `rejected` is by replica: rejected rounds
     (something was not finite), and how many in a row; `skipped_steps` are inner steps not taken for that reason.
+    `metrics` are the last values of the user's own.
     """
 
     inner_steps: int = 0
@@ -45,6 +47,7 @@ class Totals:
     train_loss: float | None = None
     val_loss: float | None = None
     val_loss_start: float | None = None
+    metrics: dict[str, float | None] = field(default_factory=dict)
 
     def count_bytes(self, member: int, moved: Bytes) -> None:
         """Add what one attempt of one member moved."""
@@ -89,6 +92,7 @@ class Totals:
             "train_loss": self.train_loss,
             "val_loss": self.val_loss,
             "val_loss_start": self.val_loss_start,
+            "metrics": dict(self.metrics),
             "dense_bytes": self.dense_bytes,
             "bytes_up": up,
             "bytes_down": down,
@@ -127,7 +131,9 @@ def round_record(
     `compute_s`, too. Spread is the root mean square, over replicas, of the L2 distance between a replica's parameters
     and the shared ones after this round.
     """
-    losses = [(a.loss, w) for a, w in zip(arrivals, weights_of(arrivals), strict=True) if w and a.loss is not None]
+    weights = weights_of(arrivals)
+    own = combined((arrival.metrics, weight) for arrival, weight in zip(arrivals, weights, strict=True))
+    losses = [(a.loss, w) for a, w in zip(arrivals, weights, strict=True) if w and a.loss is not None]
     known = 1.0 if len(losses) == len(arrivals) else sum(weight for _, weight in losses)
     distance = root_of_squares([a.residual_norm for a in arrivals])
     spread = None if distance is None else distance / len(arrivals) ** 0.5
@@ -147,6 +153,7 @@ def round_record(
         "retries": retries,
         "skipped_steps": sum(a.skipped for a in arrivals),
         "spread": spread,
+        **own,
     }
 
 

@@ -31,6 +31,10 @@ class SmallCNN(nn.Module):
         """Returns the mean cross-entropy, 0-d, in nats, for `image` [B, C, H, W] float and `label` [B] int64."""
         return F.cross_entropy(self.logits(batch["image"]).float(), batch["label"])
 
+    def metrics(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the share of images whose label has the highest score, as `accuracy`, 0-d."""
+        return {"accuracy": (self.logits(batch["image"]).argmax(1) == batch["label"]).float().mean()}
+
     def logits(self, image: Tensor) -> Tensor:
         """Returns the scores of the classes, [B, classes], for `image`, [B, C, H, W]."""
         return self.head(self.features(image))

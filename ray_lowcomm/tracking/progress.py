@@ -13,6 +13,8 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
+from ray_lowcomm.engine.reported import TAKEN
+
 _WINDOW = 20
 _SHOWN_FIRST = 20  # rounds that a log has all of
 _LINES, _LINES_ABOVE = 150, 25  # and about so many later ones: without a terminal, and above the live line of one
@@ -112,6 +114,9 @@ class RoundProgress:
         ]
         if val_loss is not None:
             parts.append((0, f"val {number(val_loss)}"))
+        parts += [
+            (2, f"{name} {value:.4g}") for name, value in record.items() if name not in TAKEN and value is not None
+        ]
         parts += [(4, f"up {size(record['bytes_up'])}"), (4, f"down {size(record['bytes_down'])}")]
         parts.append((0, f"members {len(record['members'])}"))
         if record["retries"]:

@@ -73,7 +73,8 @@ class Book:
                 metrics[ours] = value
             elif ours in metrics:
                 metrics[ours] = math.inf  # a loss that was a number and is none any more: the run has diverged
-        return self._update(trial_id, metrics=metrics | self._values.by_trial.get(trial_id, {}))
+        own = {name: value for name, value in result.get("own_metrics", {}).items() if finite(value) is not None}
+        return self._update(trial_id, metrics=metrics | own | self._values.by_trial.get(trial_id, {}))
 
     def ended(self, trial_id: str, stopped_by: str) -> Trial:
         """It is over: finished if it took all its steps, else stopped by `stopped_by`."""

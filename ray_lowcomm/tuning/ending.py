@@ -130,6 +130,12 @@ class End:
             self._show.say(
                 f"best: trial {chosen.number}, {deciding.label} {reached}: {self._show.settings(chosen.params)}"
             )
+        elif trials and deciding.name in self._config.own_objectives:
+            known = ", ".join(dict.fromkeys(name for trial in trials for name in trial.metrics)) or "no numbers"
+            self._show.say(
+                f"no trial reported {deciding.name}: there is no best one; there were {known} "
+                "(`replica.report`, a dictionary from `evaluate`, or a model's `metrics` give others)"
+            )
         elif trials:
             self._show.say(f"no trial reported {deciding.name}{self._not_reached(trials)}: there is no best one")
 

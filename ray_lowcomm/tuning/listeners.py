@@ -61,6 +61,7 @@ class Logged:
             "bytes_up_total": result["bytes_up"],
             "bytes_down_total": result["bytes_down"],
             "members": range(int(result["members"])),  # what is logged is how many
+            **result.get("own_metrics", {}),
         }
         self._log.round(self.place(trial), record)
 

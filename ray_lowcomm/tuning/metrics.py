@@ -7,6 +7,7 @@ from typing import Literal
 
 from ray_lowcomm.tracking.progress import seconds, size
 from ray_lowcomm.tuning.front import pareto_front
+from ray_lowcomm.tuning.trial_results import MAX
 from ray_lowcomm.tuning.trials import Scalar, Trial
 
 Unit = Literal["nats", "bytes", "s", ""]
@@ -32,11 +33,13 @@ class Metric:
     name: str
     label: str
     unit: Unit
+    negated: bool = False  # what is to be large is kept as what is to be small
 
     def text(self, value: float | None) -> str:
         """The value with its unit, for tables and sentences; an en dash where there is none."""
         if value is None:
             return "–"
+        value = -value if self.negated else value
         if self.unit == "bytes":
             return size(value)
         if self.unit == "s":
@@ -48,6 +51,9 @@ class Metric:
 
 def metric(name: str) -> Metric:
     """The metric of this name; one that is not known is called what it is, in bytes if its name begins so."""
+    if name.startswith(MAX):
+        inner = name.removeprefix(MAX).replace("_", " ")
+        return Metric(name, f"{inner} (largest)", "", negated=True)
     label, unit = _KNOWN.get(name, (name.replace("_", " "), "bytes" if name.startswith("bytes") else ""))
     return Metric(name, label, unit)
 

@@ -10,11 +10,13 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from ray_lowcomm.config import TrainConfig
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.settings import DataSettings, InnerSettings, RunSettings
+from ray_lowcomm.engine.reported import TAKEN
 from ray_lowcomm.tuning.budget import BudgetSettings
+from ray_lowcomm.tuning.trial_results import MAX
 
 Search = Literal["tpe", "nsga2", "random", "grid"]
 Scheduler = Literal["asha", "pbt", "none"]
-Objective = Literal["val_loss", "bytes_up", "bytes_to_loss", "val_loss,bytes_up"]
+OBJECTIVES = ("val_loss", "bytes_up", "bytes_to_loss")
 TimeAttr = Literal["tokens", "outer_round"]
 
 NUM_SAMPLES = 8
@@ -43,7 +45,11 @@ class SweepConfig(_Registry, TrainConfig):
         description="asha stops trials that fall behind, pbt lets them copy better ones (null: asha; none if there are "
         "two objectives, of which asha would judge by the loss alone)",
     )
-    objective: Objective = Field("val_loss", description="what is to be small; bytes are payload sent per replica")
+    objective: str = Field(
+        "val_loss",
+        description="what is to be small: val_loss, bytes_up, bytes_to_loss (payload sent per replica), "
+        "val_loss,bytes_up, or a metric of your own; max:NAME is to be large",
+    )
     target_loss: float | None = Field(None, description="of bytes_to_loss: the validation loss to be reached")
     time_attr: TimeAttr = Field("tokens", description="trials are compared when they have had as much of it")
     grace: float | None = Field(None, description="of it before a trial is judged (null: a quarter of a run; 4 rounds)")
@@ -82,11 +88,25 @@ class SweepConfig(_Registry, TrainConfig):
             raise SettingError("grace", value, "must be 1e15 or less")
         return value
 
+    @field_validator("objective")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        names = [name.strip() for name in value.split(",")]
+        for name in names:
+            own = name.removeprefix(MAX)
+            taken = own in TAKEN and own not in OBJECTIVES
+            if not own or ":" in own or taken or (own in OBJECTIVES and own != name):
+                allowed = f"must be {', '.join(OBJECTIVES)}, val_loss,bytes_up, or NAME or max:NAME of your own metrics"
+                raise SettingError("objective", value, allowed)
+        if len(names) > 2 or len(set(names)) < len(names) or ("bytes_to_loss" in names and len(names) > 1):
+            raise SettingError("objective", value, "must be one name, or two of which neither is bytes_to_loss")
+        return ",".join(names)
+
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if (self.objective == "bytes_to_loss") != (self.target_loss is not None):
             raise SettingError("target_loss", self.target_loss, "goes together with --objective bytes_to_loss")
-        if self.objective != "bytes_up" and self.run.eval_every == 0:
+        if {"val_loss", "bytes_to_loss"} & set(self.objectives) and self.run.eval_every == 0:
             raise SettingError("run.eval_every", 0, f"the objective {self.objective} needs validations: 1 or more")
         if self.scheduler == "pbt" and self.search not in (None, "random"):
             allowed = "pbt changes settings in the middle of a trial, which no searcher learns from: must be random"
@@ -116,9 +136,20 @@ class SweepConfig(_Registry, TrainConfig):
         return self.scheduler or ("none" if "," in self.objective else "asha")
 
     @property
+    def objectives(self) -> tuple[str, ...]:
+        """The names, the first the one that decides."""
+        return tuple(self.objective.split(","))
+
+    @property
+    def own_objectives(self) -> tuple[str, ...]:
+        """Those that are metrics of the user's own."""
+        return tuple(name for name in self.objectives if name not in OBJECTIVES)
+
+    @property
     def judged_by(self) -> str:
         """The metric by which the scheduler compares trials: one that every trial has while it runs."""
-        return "bytes_up" if self.objective == "bytes_up" else "val_loss"
+        first = self.objectives[0]
+        return first if self.objective == "bytes_up" or first in self.own_objectives else "val_loss"
 
 
 # What may be different when a sweep is resumed: nothing that its trials depend on.

@@ -181,7 +181,7 @@ def _tune(plan: Plan, directory: str, watch: Watch) -> None:
         watch.expect_state()
     with tune_environment():
         tune.run(
-            trainable(plan.base, plan.space, directory),
+            trainable(plan.base, plan.space, directory, objectives=plan.config.own_objectives),
             name=TUNE_FOLDER,
             storage_path=directory,
             config=dict(plan.domains),

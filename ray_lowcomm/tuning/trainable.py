@@ -1,5 +1,6 @@
 """A whole fleet as one trial of Ray Tune: driver, cohorts and replicas live in the trial's own placement group."""
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from ray import tune
 from ray.tune.result import DONE, RESULT_DUPLICATE
 
 from ray_lowcomm.config import TrainConfig
-from ray_lowcomm.core.errors import FleetError, LowCommError
+from ray_lowcomm.core.errors import FleetError, LowCommError, ModelError
 from ray_lowcomm.engine.member import TrainLoop
 from ray_lowcomm.tuning.space import Space
 from ray_lowcomm.tuning.trial_checkpoint import (
@@ -42,11 +43,12 @@ class LowCommTrainable(tune.Trainable):
         space: Space | None = None,
         directory: str = ".",
         train_loop: TrainLoop | None = None,
+        objectives: tuple[str, ...] = (),
     ) -> None:
         """Find out what to run; the fleet starts with the first `step`, since `load_checkpoint` comes between."""
         # Tune has gone into a folder of its own; paths in a configuration are meant from where a replica starts
         os.chdir(os.environ.get("TUNE_ORIG_WORKING_DIR", "."))
-        self._train_loop = train_loop
+        self._train_loop, self._objectives = train_loop, objectives
         self._standing = Standing()
         self._run: TrialRun | None = None
         self._problem: LowCommError | None = None
@@ -71,7 +73,15 @@ class LowCommTrainable(tune.Trainable):
             if not self._standing.round and "://" in run.output_dir:
                 start_over(f"{run.output_dir}/{run.name}")
             self._run = TrialRun(self._settings, self._train_loop, self._standing)
-        return self._run.next() or {RESULT_DUPLICATE: True, DONE: True}
+        result = self._run.next()
+        if not result:
+            return {RESULT_DUPLICATE: True, DONE: True}
+        missing = [name for name in self._objectives if name not in result]
+        if missing and result["outer_round"] >= 2 * max(1, self._settings.run.eval_every):
+            known = ", ".join(result.get("own_metrics", {})) or "none"
+            raise ModelError(f"objective {missing[0]!r}: the run gives no such metric; its own are {known}")
+        # Tune ends a trial whose result lacks what it is judged by
+        return dict.fromkeys(self._objectives, math.nan) | result
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Copy the run's newest whole checkpoint (see ``checkpoint.every``); before the first one, to begin again."""
@@ -129,7 +139,11 @@ class LowCommTrainable(tune.Trainable):
 
 
 def trainable(
-    base: TrainConfig, space: Space | None = None, directory: str | None = None, train_loop: TrainLoop | None = None
+    base: TrainConfig,
+    space: Space | None = None,
+    directory: str | None = None,
+    train_loop: TrainLoop | None = None,
+    objectives: tuple[str, ...] = (),
 ) -> type[tune.Trainable]:
     """What `tune.Tuner` takes as its trainable, with the resources that each trial's configuration asks for::
 
@@ -137,7 +151,8 @@ def trainable(
 
     Without a space the keys of ``param_space`` are dotted names of `TrainConfig`. `directory` is the sweep's folder, by
     default ``<run.output_dir>/<run.name>`` of `base`; a trial's run folder in it is ``trials/<trial_id>``. `train_loop`
-    is a train function of your own, as for `LowCommTrainer`.
+    is a train function of your own, as for `LowCommTrainer`. `objectives` are metrics of your own by which trials are
+    judged: NaN until there is a first value.
 
     A trial's state is saved when Tune asks for it (`tune.CheckpointConfig`, population based training) and is then that
     of the newest whole checkpoint of the run: let ``checkpoint.every`` divide the rounds between two of Tune's. Do not
@@ -147,7 +162,9 @@ def trainable(
     base_directory = directory or f"{base.run.output_dir.rstrip('/')}/{base.run.name}"
     if "://" not in base_directory:
         base_directory = str(Path(base_directory).expanduser().absolute())  # a trial's process may be anywhere
-    given = {"base": base, "space": space, "directory": base_directory, "train_loop": train_loop}
+    given = {"base": base, "space": space, "directory": base_directory, "train_loop": train_loop} | {
+        "objectives": objectives
+    }
     return tune.with_resources(tune.with_parameters(LowCommTrainable, **given), TrialResources(base, space))
 
 

@@ -18,8 +18,9 @@ def load(*argv):
         (["--grace", "nan"], "grace = nan: must be greater than 0"),
         (["--reduction_factor", "1"], "reduction_factor = 1.0: must be at least 1.01"),
         (
-            ["--objective", "speed"],
-            "objective = 'speed': must be val_loss, bytes_up, bytes_to_loss or val_loss,bytes_up",
+            ["--objective", "max:val_loss"],
+            "objective = 'max:val_loss': must be val_loss, bytes_up, bytes_to_loss, val_loss,bytes_up, or NAME or "
+            "max:NAME of your own metrics",
         ),
         (["--objective", "bytes_to_loss"], "target_loss = None: goes together with --objective bytes_to_loss"),
         (["--target-loss", "2"], "target_loss = 2.0: goes together with --objective bytes_to_loss"),
