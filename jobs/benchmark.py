@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from jobs._main import run_main
-from jobs.benchmarks import decode, encode, learning, outer_step, overhead, toy, wire
+from jobs.benchmarks import decode, encode, learning, memory, outer_step, overhead, toy, wire
 from ray_lowcomm.core.errors import SettingError
 
 BENCHMARKS = {
@@ -20,6 +20,7 @@ BENCHMARKS = {
     "encode": encode,
     "decode": decode,
     "outer_step": outer_step,
+    "memory": memory,
 }
 COUNT, PARAMETERS = (1, 10**6), (1e3, 1e11)
 RANGES: dict[str, tuple[float, float]] = {

@@ -156,10 +156,10 @@ class _Shapes(Tracks):
         self.layout, self.optimizers, self.parameters, self.spare = layout, Optimizers(optimizer), {}, Spare()
         self.moments = Moments(self.optimizers)
 
-    def read(self, track: str) -> Tensor:
+    def read(self, track: str, out: Tensor | None = None) -> Tensor:
         return torch.empty(self.layout.numel, dtype=self.layout.dtype, device="meta")
 
-    def below(self, flat: Tensor) -> Tensor:
+    def below(self, flat: Tensor, out: Tensor | None = None) -> Tensor:
         return torch.empty_like(flat)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ray_lowcomm.core.digest import digest_text
+from ray_lowcomm.core.memory import uninitialised
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,17 @@ class Layout:
         """Hash of names, shapes and dtype: replicas with different digests cannot exchange."""
         return digest_text(f"{self.names}{self.shapes}{self.dtype}")
 
-    def flatten(self, tensors: Iterable[Tensor]) -> Tensor:
-        """New flat vector [n] with a copy of `tensors` (of these shapes, any dtype, strides and device)."""
-        parts = [t.detach().reshape(-1).to(self.dtype) for t in tensors]
-        return torch.cat(parts) if parts else torch.empty(0, dtype=self.dtype)
+    def flatten(self, tensors: Iterable[Tensor], out: Tensor | None = None) -> Tensor:
+        """Flat vector [n] with a copy of `tensors` (of these shapes, any dtype, strides and device): `out` if given,
+        else a new one on the device of the first."""
+        places: list[Tensor] = [] if out is None else self.split(out)
+        with torch.no_grad():
+            for i, tensor in enumerate(tensors):
+                if out is None:
+                    out = uninitialised(torch.empty(self.numel, dtype=self.dtype, device="meta"), tensor.device)
+                    places = self.split(out)
+                places[i].copy_(tensor)
+        return torch.empty(0, dtype=self.dtype) if out is None else out
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """Views of `flat` [n], one a tensor, in the tensors' shapes."""

@@ -5,13 +5,14 @@ import torch
 from torch import Tensor
 
 
-def uninitialised(like: Tensor) -> Tensor:
-    """A new vector in the shape, dtype and place of `like`.
+def uninitialised(like: Tensor, device: torch.device | None = None) -> Tensor:
+    """A new vector in the shape and dtype of `like`, and in its place or on `device`.
 
     On the CPU from numpy, which asks for huge pages where torch does not: first use then costs half as much.
     """
-    if like.device.type != "cpu" or like.dtype not in (torch.float32, torch.float64):
-        return torch.empty_like(like)
+    device = device or like.device
+    if device.type != "cpu" or like.dtype not in (torch.float32, torch.float64):
+        return torch.empty_like(like, device=device)
     return torch.from_numpy(np.empty(like.shape, np.float32 if like.dtype == torch.float32 else np.float64))
 
 
@@ -24,6 +25,11 @@ class Spare:
 
     def __init__(self) -> None:
         self._kept: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept."""
+        return 0 if self._kept is None else self._kept.numel() * self._kept.element_size()
 
     def take(self, like: Tensor) -> Tensor:
         """A vector in the shape, dtype and place of `like`, with any content: the kept one if it fits."""

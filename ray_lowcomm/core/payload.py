@@ -1,7 +1,7 @@
 """What strategies hand to the exchange and get back from it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -44,7 +44,8 @@ class Sharding(Protocol):
 class Payload:
     """What leaves a replica for one sync op.
 
-    `mean`: `data` is a flat floating vector [n]; every member receives the weighted mean, summed in rank order.
+    `mean`: `data` is a flat floating vector [n]; every member receives the weighted mean, summed in rank order. The
+    exchange may write over `data`: for another attempt it is made again (`restore`).
     `gather`: `data` is uint8 [bytes]; every member receives all messages, in rank order.
     `first`: `data` is uint8 [bytes], equally long on all members; every member receives that of the lowest rank.
     `sharded`: `data` is empty, as what is sent depends on who takes part: `sharding` makes it, and every member
@@ -57,6 +58,18 @@ class Payload:
     data: Tensor
     sharding: Sharding | None = None
     residual_lost: int = 0
+    read: Callable[[Tensor | None], Tensor] | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def mean(cls, read: Callable[[Tensor | None], Tensor]) -> "Payload":
+        """A vector [n] to be averaged. `read(out)` makes it, in new memory or in `out`, the same until it is applied or
+        discarded: there need not be a second copy for another attempt."""
+        return cls("mean", read(None), read=read)
+
+    def restore(self) -> None:
+        """Make `data` again what it was before an exchange."""
+        if self.read is not None:
+            self.read(self.data)
 
     @property
     def nbytes(self) -> int:
@@ -82,8 +95,8 @@ class Received:
     """The outcome of one exchange, equal on all members but for `included`.
 
     `members` in rank order with their `weights` (which sum to 1); `parts` is [mean] for `mean`, one message a member
-    for `gather` and `sharded`, [message of the lowest rank] for `first`. `included`: this replica's own message was
-    counted.
+    for `gather` and `sharded`, [message of the lowest rank] for `first`: not to be written to. `included`: this
+    replica's own message was counted.
     """
 
     members: tuple[int, ...]

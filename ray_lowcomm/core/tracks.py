@@ -1,6 +1,6 @@
 """A replica's synchronisable tensors as flat vectors: `params`, `grads` and the moments of its optimizer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -53,13 +53,20 @@ class Tracks:
             if track not in have:
                 raise SettingError("track", track, f"{self.optimizers.name} has {', '.join(have)}")
 
-    def read(self, track: str) -> Tensor:
-        """A new flat vector [n] with the current values; (negative) zeros where there is no state (gradient) yet."""
-        if track == PARAMS:
-            return self.layout.flatten(self._parameter(i, p) for i, p in enumerate(self._tensors))
-        if track == GRADS:
-            return self.layout.flatten(_gradient(p) for p in self._tensors)
-        return self.layout.flatten(self.moments.read(p, track) for p in self._tensors)
+    def read(self, track: str, out: Tensor | None = None) -> Tensor:
+        """A flat vector [n] with the current values, `out` if given; (negative) zeros where there is no state
+        (gradient) yet."""
+        return self.layout.flatten(self.each(track), out)
+
+    def each(self, track: str) -> Iterator[Tensor]:
+        """The same tensor by tensor, in the tensors' shapes: not to be written to, as there may be no copy."""
+        for i, parameter in enumerate(self._tensors):
+            if track == PARAMS:
+                yield self._parameter(i, parameter).detach()
+            elif track == GRADS:
+                yield _gradient(parameter)
+            else:
+                yield self.moments.read(parameter, track)
 
     def write(self, track: str, flat: Tensor) -> None:
         """Set the track to `flat` [n], cast to the tensors' dtypes."""
@@ -74,9 +81,14 @@ class Tracks:
                 else:
                     self.moments.write(parameter, track, part)
 
-    def below(self, flat: Tensor) -> Tensor:
-        """A flat vector [n] of the caller's own, from `spare`: `flat` minus the parameters."""
-        out = self.spare.take(flat)
+    def room(self) -> Tensor:
+        """A flat vector [n] of the caller's own, with any content, from `spare`."""
+        like = self._tensors[0].detach().new_empty(1, dtype=self.layout.dtype)
+        return self.spare.take(like.expand(self.layout.numel))
+
+    def below(self, flat: Tensor, out: Tensor | None = None) -> Tensor:
+        """`flat` [n] minus the parameters: in `out` [n] if given, else in a vector from `spare`, the caller's own."""
+        out = self.spare.take(flat) if out is None else out
         for i, (p, of, to) in enumerate(
             zip(self._tensors, self.layout.split(flat), self.layout.split(out), strict=True)
         ):

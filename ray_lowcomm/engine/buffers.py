@@ -87,7 +87,9 @@ class BufferSync:
         """Floating buffers as one vector, or the others' bytes."""
         now = self.all
         if op.track == MEAN:
-            return Proposal(op.id, Payload("mean", self._layout.flatten(now[name] for name in self._averaged)))
+            return Proposal(
+                op.id, Payload.mean(lambda out: self._layout.flatten((now[name] for name in self._averaged), out))
+            )
         return Proposal(op.id, Payload("first", torch.cat([tensor_bytes(now[name]) for name in self._copied])))
 
     def apply(self, proposal: str, received: Received) -> None:

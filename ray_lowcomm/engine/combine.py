@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
+
+PIECE = 1 << 20  # elements that are added up at once
 
 
 def weighted_sum(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -14,3 +17,9 @@ def weighted_sum(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     for part, weight in zip(parts[1:], weights[1:], strict=True):
         total += part * weight
     return total
+
+
+def weighted_sum_(out: Tensor, parts: Sequence[Tensor], weights: Sequence[float]) -> None:
+    """`weighted_sum` of vectors [n], written into `out` [n], which may be one of them."""
+    for pieces in zip(*(torch.split(part, PIECE) for part in (out, *parts)), strict=True):
+        pieces[0].copy_(weighted_sum(pieces[1:], weights))

@@ -149,6 +149,8 @@ class Round:
         while isinstance(answer, m.Plan):
             answer, received = self._attempt(answer, wait_s)
             wait_s = 0.0
+            if isinstance(answer, m.Plan):
+                self._restore()
         if isinstance(answer, m.Commit):
             results = zip(self._open, received, strict=True)
             return Held(answer, tuple((op, proposal.id, part) for (op, proposal), part in results))
@@ -234,6 +236,11 @@ class Round:
         content = digest_tensors(tensor for part in parts for tensor in part)
         self.committed = digest_text(f"{self.seat.history}/{plan.round}/{plan.members}/{plan.weights}/{content}")
         return self.committed
+
+    def _restore(self) -> None:
+        """Payloads as they were before the exchange that has failed, for the next one."""
+        for _, proposal in self._open:
+            proposal.payload.restore()
 
     def _discard(self) -> None:
         for op, proposal in self._open:

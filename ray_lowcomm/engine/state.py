@@ -196,17 +196,22 @@ class SharedParameters:
         self._training = [module for module in state.model.modules() if module.training]
         self._random = randomness.random_state()
         self._buffers = {name: b.clone() for name, b in state.buffers.all.items()}
-        self._own = {name: p.detach().clone() for name, p in state.tracks.parameters.items()}
-        with torch.no_grad():
-            state.tracks.layout.copy_to(state.strategy.shared_parameters(), list(state.tracks.parameters.values()))
+        layout, parameters = state.tracks.layout, list(state.tracks.parameters.values())
+        # where rounds keep room for a vector, in that room; the vector's dtype holds all values as they are
+        self._lent = state.tracks.spare.nbytes > 0
+        self._own = layout.flatten(parameters, state.tracks.room())
+        if not state.strategy.replicated:  # where they are, they are the shared ones
+            layout.copy_to(state.strategy.shared_parameters(), parameters)
         state.model.eval()
         return state.model
 
     def __exit__(self, *exception: object) -> None:
         state = self._state
-        with torch.no_grad():
-            for name, value in self._own.items():
-                state.tracks.parameters[name].copy_(value)
+        tracks = state.tracks
+        tracks.layout.copy_to(self._own, list(tracks.parameters.values()))
+        if self._lent:
+            tracks.spare.give(self._own)
+        del self._own
         state.buffers.load(self._buffers)
         for module in self._training:
             module.training = True

@@ -1,6 +1,6 @@
 """The anchor: fp32 shared parameters with their outer optimizer, held alike by every replica."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
 import torch
@@ -27,17 +27,24 @@ class Anchor:
         self.values = tracks.read(PARAMS)
         self.momentum = outer.start(self.values)
 
-    def pseudo_gradient(self) -> Tensor:
-        """Anchor − local parameters, flat [n]: what this replica has and the anchor has not. To be released."""
-        return self.tracks.below(self.values)
+    def pseudo_gradient(self, out: Tensor | None = None) -> Tensor:
+        """Anchor − local parameters, flat [n]: what this replica has and the anchor has not. In `out` if given;
+        otherwise to be released."""
+        return self.tracks.below(self.values, out)
 
     def release(self, vector: Tensor) -> None:
         """Lend a vector [n] that nobody uses any more to the next pseudo-gradient."""
         self.tracks.spare.give(vector)
 
     def step(self, pseudo_gradient: Tensor) -> None:
-        """Outer step along the mean pseudo-gradient, flat [n]."""
-        self.outer.step(self.values, pseudo_gradient, self.momentum)
+        """Outer step along the mean pseudo-gradient, flat [n], which is left alone."""
+        for values, gradient, momentum in self._pieces(pseudo_gradient):
+            self.outer.step(values, gradient, momentum)
+
+    def step_towards(self, mean: Tensor) -> None:
+        """Outer step along anchor − `mean`, flat [n]."""
+        for values, target, momentum in self._pieces(mean):
+            self.outer.step(values, values - target, momentum)
 
     def step_(self, pseudo_gradient: Tensor) -> Tensor:
         """As `step`, and returns its direction, flat [n]: do not write to it. `pseudo_gradient` may be written over."""
@@ -55,6 +62,13 @@ class Anchor:
             kept = momentum if direction is moment else pseudo_gradient
         return kept
 
+    def _pieces(self, vector: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Pieces of anchor, `vector` and momentum: what is between two operations stays in the cache, and small."""
+        none: list[Tensor | None] = [None]
+        values, other = torch.split(self.values, PIECE), torch.split(vector, PIECE)
+        momentum = none * len(values) if self.momentum is None else torch.split(self.momentum, PIECE)
+        return zip(values, other, momentum, strict=True)
+
     def set(self, values: Tensor) -> None:
         """Take `values`, flat [n], without a step."""
         self.values.copy_(values)
@@ -71,10 +85,10 @@ class Anchor:
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state` returned. A momentum that the saved run did not have starts at zero."""
-        self.values.copy_(collect(self.tracks, state, ANCHOR))
+        collect(self.tracks, state, ANCHOR, self.values)
         if self.momentum is not None:
             has = any(name.startswith(MOMENTUM) for name in state)
-            self.momentum.copy_(collect(self.tracks, state, MOMENTUM)) if has else self.momentum.zero_()
+            collect(self.tracks, state, MOMENTUM, self.momentum) if has else self.momentum.zero_()
 
     def digest(self) -> str:
         """Hash of anchor and momentum."""
@@ -133,8 +147,8 @@ def check_mean(received: Received) -> None:
         raise PayloadError("the mean received is not finite: values overflow when they are added up")
 
 
-def collect(tracks: Tracks, state: Mapping[str, Tensor], prefix: str) -> Tensor:
-    """Flat [n] from saved tensors by prefixed parameter name.
+def collect(tracks: Tracks, state: Mapping[str, Tensor], prefix: str, out: Tensor) -> Tensor:
+    """`out`, flat [n], with saved tensors by prefixed parameter name; left alone where they do not fit.
 
     Raises:
         CheckpointError: a parameter is missing or has another shape.
@@ -149,5 +163,4 @@ def collect(tracks: Tracks, state: Mapping[str, Tensor], prefix: str) -> Tensor:
                 f"saved state has {prefix}{name} {have}, the model wants {list(shape)}: another model?"
             )
         parts.append(value)
-    device = next(iter(tracks.parameters.values())).device
-    return layout.flatten(parts).to(device) if parts else torch.empty(0)
+    return layout.flatten(parts, out)

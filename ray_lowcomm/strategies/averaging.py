@@ -32,7 +32,7 @@ class PeriodicAveraging(Anchored[str]):
     def propose(self, op: SyncOp) -> Proposal:
         """The track itself, dense."""
         self._open[op.id] = op.track
-        return Proposal(op.id, Payload("mean", self.tracks.read(op.track)))
+        return Proposal(op.id, Payload.mean(lambda out: self.tracks.read(op.track, out)))
 
     def apply(self, proposal: str, received: Received) -> None:
         """Overwrite the track by the mean, or step the anchor towards it."""
@@ -44,7 +44,7 @@ class PeriodicAveraging(Anchored[str]):
         if self.anchor.outer.kind == "none":
             self.anchor.set(mean)
         else:
-            self.anchor.step(self.anchor.values - mean)
+            self.anchor.step_towards(mean)
         self.anchor.load_into_model()
 
     def shared_state(self) -> State:

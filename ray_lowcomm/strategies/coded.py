@@ -18,7 +18,7 @@ others would else be divided by this replica's own second moment, which may be f
 k = 64 of the parameters in 1 bit: loss 2.50 without this bound and 1.98 with it; 1.99 if no moments are exchanged.)
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -47,17 +47,25 @@ class Moment(Tracks):
         self.moments, self.spare = tracks.moments, tracks.spare
         self._all, self._name = tracks, name
 
-    def read(self, track: str = PARAMS) -> Tensor:
-        """A new flat vector [n] with the moment."""
-        return self._all.read(self._name)
+    def read(self, track: str = PARAMS, out: Tensor | None = None) -> Tensor:
+        """A flat vector [n] with the moment, `out` if given."""
+        return self._all.read(self._name, out)
+
+    def each(self, track: str = PARAMS) -> Iterator[Tensor]:
+        """The moment tensor by tensor."""
+        return self._all.each(self._name)
 
     def write(self, track: str, flat: Tensor) -> None:
         """Set the moment to `flat` [n]."""
         self._all.write(self._name, flat)
 
-    def below(self, flat: Tensor) -> Tensor:
-        """A flat vector [n] of the caller's own, from `spare`: `flat` minus the moment."""
-        out = self.spare.take(flat)
+    def room(self) -> Tensor:
+        """A flat vector [n] of the caller's own, from `spare`."""
+        return self._all.room()
+
+    def below(self, flat: Tensor, out: Tensor | None = None) -> Tensor:
+        """`flat` [n] minus the moment: in `out` [n] if given, else in a vector of the caller's own, from `spare`."""
+        out = self.spare.take(flat) if out is None else out
         parts = zip(self.parameters.values(), self.layout.split(flat), self.layout.split(out), strict=True)
         for parameter, of, to in parts:
             torch.sub(of, self.moments.read(parameter, self._name), out=to)

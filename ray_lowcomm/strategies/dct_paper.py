@@ -24,7 +24,7 @@ from ray_lowcomm.strategies.residual import value_format
 MOMENTUM, OWN = "momentum/", "own_anchor/"
 
 
-class DctPaper(Gathered[Tensor]):
+class DctPaper(Gathered[None]):
     """m ← β m + Δ_r ; q = top-k DCT(m) ; m ← m − q + Q ; θ_r ← θ_r − η (Δ_r + β m), Q the mean over the senders.
 
     Shared state is this replica's own anchor: what a joiner of its own starts from, and what is evaluated.
@@ -41,20 +41,23 @@ class DctPaper(Gathered[Tensor]):
 
     def propose(self, op: SyncOp) -> Proposal:
         """The largest coefficients of this replica's momentum."""
-        delta = self.anchor.pseudo_gradient()
-        outgoing = self.combiner.open(op.id, delta.add(self.momentum, alpha=self.beta))
-        self._open[op.id] = delta
+        sent = self.anchor.pseudo_gradient().add_(self.momentum, alpha=self.beta)
+        outgoing = self.combiner.open(op.id, sent)
+        self._open[op.id] = None
+        self.anchor.release(sent)
         return Proposal(op.id, outgoing.payload, residual_norm=None)
 
     def apply(self, proposal: str, received: Received) -> None:
-        """Steps 5 to 8 of B2."""
+        """Steps 5 to 8 of B2. Nothing has changed since the proposal, so Δ_r need not be kept."""
         taken = self.combiner.take(proposal, received)
-        mean, delta = taken.mean(), self._open.pop(proposal)
-        self.momentum.mul_(self.beta).add_(delta)
+        del self._open[proposal]
+        room = self.anchor.pseudo_gradient()
+        self.momentum.mul_(self.beta).add_(room)
         if received.included:
             self.codec.add_(self.momentum, taken.own, -1.0)
-        self.momentum.add_(mean)
-        self.anchor.step(delta.add_(self.momentum, alpha=self.beta))
+        self.momentum.add_(taken.mean(out=room))
+        self.anchor.step(self.anchor.pseudo_gradient(room).add_(self.momentum, alpha=self.beta))
+        self.anchor.release(room)
         self.anchor.load_into_model()
 
     def local_state(self) -> State:
@@ -70,8 +73,8 @@ class DctPaper(Gathered[Tensor]):
             self.momentum.zero_()
             self.anchor.load_into_model()
         else:
-            self.anchor.set(collect(tracks, local, OWN))
-            self.momentum.copy_(collect(tracks, local, MOMENTUM))
+            collect(tracks, local, OWN, self.anchor.values)
+            collect(tracks, local, MOMENTUM, self.momentum)
 
 
 def build_paper(settings: StrategySettings, tracks: Tracks, seed: int) -> DctPaper:

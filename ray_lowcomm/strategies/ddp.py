@@ -27,7 +27,7 @@ class DDP:
     def propose(self, op: SyncOp) -> Proposal:
         """The gradient, dense."""
         self._open.add(op.id)
-        return Proposal(op.id, Payload("mean", self.tracks.read(GRADS)))
+        return Proposal(op.id, Payload.mean(lambda out: self.tracks.read(GRADS, out)))
 
     def apply(self, proposal: str, received: Received) -> None:
         """The mean gradient replaces the replica's own."""
@@ -44,7 +44,8 @@ class DDP:
 
     def shared_state(self) -> State:
         """The parameters."""
-        return self.tracks.layout.named(self.tracks.read(PARAMS), ANCHOR)
+        names = self.tracks.layout.names
+        return {ANCHOR + name: value for name, value in zip(names, self.tracks.each(PARAMS), strict=True)}
 
     def local_state(self) -> State:
         """Nothing."""
@@ -52,7 +53,8 @@ class DDP:
 
     def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor] | None) -> None:
         """Parameters are shared state, so they are written in either case."""
-        self.tracks.write(PARAMS, collect(self.tracks, shared, ANCHOR))
+        read = self.tracks.read(PARAMS)
+        self.tracks.write(PARAMS, collect(self.tracks, shared, ANCHOR, read))
 
     def shared_parameters(self) -> Tensor:
         """The parameters, flat [n]."""
@@ -64,7 +66,7 @@ class DDP:
 
     def digest(self) -> str:
         """Hash of the parameters."""
-        return digest_tensors([self.tracks.read(PARAMS)])
+        return digest_tensors(self.tracks.each(PARAMS))
 
 
 def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due:

@@ -23,7 +23,7 @@ class DiLoCo(Anchored[None]):
     def propose(self, op: SyncOp) -> Proposal:
         """The pseudo-gradient, dense."""
         self._open[op.id] = None
-        return Proposal(op.id, Payload("mean", self.anchor.pseudo_gradient()))
+        return Proposal(op.id, Payload.mean(self.anchor.pseudo_gradient))
 
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step; the replica goes on from the anchor."""

@@ -25,7 +25,7 @@ RESIDUAL, SPECTRUM = "residual/", "residual_dct/"
 TABLE_RUN = 4096  # values that share a table in a dense message: 0.008 bits a value for a float32
 
 
-class ResidualInModel(Gathered[Tensor]):
+class ResidualInModel(Gathered[Tensor | None]):
     """d = θ − θ_r ; m_r = decode(encode(d)) ; θ ← outer(θ, mean m) ; θ_r ← θ_new − decay (d − m_r)     (B4a).
 
     Written as an update, θ_r ← θ_r + m_r + (θ_new − θ), so that inner steps taken since the proposal stay as they are,
@@ -40,15 +40,21 @@ class ResidualInModel(Gathered[Tensor]):
         """The largest coefficients of all that this replica has not shared."""
         unshared = self.anchor.pseudo_gradient()
         outgoing = self.combiner.open(op.id, unshared)
-        self._open[op.id] = unshared
-        return Proposal(op.id, outgoing.payload, self.decay * outgoing.distance())
+        proposal = Proposal(op.id, outgoing.payload, self.decay * outgoing.distance())
+        faded = self.decay != 1.0
+        self._open[op.id] = unshared if faded else None
+        if not faded:
+            self.anchor.release(unshared)  # for other tracks, and for what is received
+        return proposal
 
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step of the anchor; the replica moves with it and keeps what it has not sent."""
         taken = self.combiner.take(proposal, received)
         unshared = self._open.pop(proposal)
         tracks, faded = self.anchor.tracks, 1.0 - self.decay
-        if faded:
+        if unshared is None:
+            unshared = tracks.room()
+        else:
             tracks.add(unshared, faded)
         mean = taken.mean(out=unshared)
         tracks.add(self.anchor.step_(mean), -self.anchor.outer.rate)
@@ -100,7 +106,7 @@ class ResidualInBuffer(Gathered[Tensor]):
         if local is None:
             self.residual.zero_()
         else:
-            self.residual.copy_(collect(self.anchor.tracks, local, self._prefix))
+            collect(self.anchor.tracks, local, self._prefix, self.residual)
 
     @property
     def _prefix(self) -> str:

@@ -19,7 +19,7 @@ from ray_lowcomm.core.errors import ExchangeError, FleetError
 from ray_lowcomm.core.payload import Payload
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import Event, RunPlan
-from ray_lowcomm.engine.combine import weighted_sum
+from ray_lowcomm.engine.combine import weighted_sum_
 from ray_lowcomm.engine.coordinator import Coordinator
 from ray_lowcomm.engine.member import TrainLoop, run_member
 from ray_lowcomm.engine.membership import PRESENT
@@ -256,10 +256,12 @@ class LocalFleet:
 
 
 def combine(payloads: Sequence[Payload], weights: Sequence[float]) -> tuple[Tensor, ...]:
-    """What every member receives for one op, from the payloads in rank order."""
+    """What every member receives for one op, from the payloads in rank order. A mean takes the place of the first."""
     kind = payloads[0].combine
     if kind == "mean":
-        return (weighted_sum([p.data for p in payloads], weights),)
+        mean = payloads[0].data  # for all of them: nobody writes to what was received
+        weighted_sum_(mean, [p.data for p in payloads], weights)
+        return (mean,)
     if kind == "gather":
         return tuple(p.data for p in payloads)
     return (payloads[0].data,)

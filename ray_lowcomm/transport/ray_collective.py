@@ -7,6 +7,7 @@ store of its rank 0, so any membership can form a group beside others, with a ti
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,11 +23,14 @@ from torch import Tensor
 
 from ray_lowcomm.core.errors import ExchangeError
 from ray_lowcomm.core.staging import to_device, to_host
-from ray_lowcomm.engine.combine import weighted_sum
+from ray_lowcomm.engine.combine import PIECE, weighted_sum, weighted_sum_
 
 BACKEND = "LOWCOMM"
 POLL_S = 0.02
 ASK_S = 0.5
+PIECES, MOST = 24, 16  # in which a large vector is averaged; of at most so many times PIECE elements
+GATHERED = 1 << 22  # bytes of a message that are gathered at once
+OPERATIONS = 2  # timeouts that an exchange of one payload may take: all-to-all and all-gather
 _REDUCE: dict[Any, Any] = {
     types.ReduceOp.SUM: dist.ReduceOp.SUM,
     types.ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
@@ -77,6 +81,7 @@ class LowCommGroup(BaseGroup):
         super().__init__(world_size, rank, group_name)
         meeting = self.rendezvous.pop(group_name)
         self._nccl = meeting.nccl
+        self._timeout_s = meeting.timeout_s
         self._pg: Any = None
         if world_size > 1:
             with self.destroyed_on_error():
@@ -105,34 +110,21 @@ class LowCommGroup(BaseGroup):
     # ---- what the exchange uses -----------------------------------------------------------------------------------
 
     def mean(self, flat: Tensor, weights: tuple[float, ...]) -> Pending:
-        """Weighted sum in rank order, equal to the bit on all members, of a floating vector [n].
+        """Weighted sum in rank order, equal to the bit on all members, of a floating vector [n], contiguous, which it
+        takes the place of: after an error the vector holds some of both.
 
         All-to-all of shards, sum of each at its owner, all-gather: a ring's volume, 2·(W−1)/W of the vector each way.
+        It goes piece by piece, and what belongs to the next piece is sent meanwhile.
         """
         if self.world_size == 1:
-            return Pending(self, None, lambda: weighted_sum([flat], weights))
-        shard = -(-flat.numel() // self.world_size)
-        sent = self._staged(torch.cat([flat, flat.new_zeros(shard * self.world_size - flat.numel())]))
-        shards = torch.empty_like(sent)
-        work = self._start(lambda pg: pg.alltoall_base(shards, sent, [], []))
-
-        def finish() -> Tensor:
-            own = weighted_sum(list(shards.view(self.world_size, shard)), weights)
-            parts = [torch.empty_like(own) for _ in range(self.world_size)]
-            self._start(lambda pg: pg.allgather([parts], [own])).wait()
-            return to_device(torch.cat(parts)[: flat.numel()], flat.device)
-
-        return Pending(self, work, finish)
+            return Pending(self, None, lambda: self._alone(flat, weights))
+        return Pending(self, None, lambda: self._mean(flat, weights))
 
     def gather(self, message: Tensor, sizes: tuple[int, ...]) -> Pending:
         """All members' messages, uint8, in rank order. gloo gathers equal sizes only: shorter ones travel padded."""
         if self.world_size == 1:
             return Pending(self, None, lambda: (message,))
-        padding = message.new_zeros(max(sizes) - message.numel())
-        sent = self._staged(torch.cat([message, padding]))
-        parts = [torch.empty_like(sent) for _ in range(self.world_size)]
-        work = self._start(lambda pg: pg.allgather([parts], [sent]))
-        return Pending(self, work, lambda: tuple(p[:n].to(message.device) for p, n in zip(parts, sizes, strict=True)))
+        return Pending(self, None, lambda: self._gather(message, sizes))
 
     def first(self, message: Tensor) -> Pending:
         """The message, uint8, of rank 0."""
@@ -209,6 +201,69 @@ class LowCommGroup(BaseGroup):
         self._finish(lambda pg: pg.recv(tensor, recv_options.src_rank, 0))
 
     # ---- inside ---------------------------------------------------------------------------------------------------
+
+    def _mean(self, flat: Tensor, weights: tuple[float, ...]) -> Tensor:
+        pieces = [piece for piece in torch.split(flat, self._piece(flat.numel())) if piece.numel()]
+        ahead = deque(self._scatter(piece) for piece in pieces[:1])
+        until = time.monotonic() + OPERATIONS * self._timeout_s
+        for number, piece in enumerate(pieces):
+            ahead.extend(self._scatter(following) for following in pieces[number + 1 : number + 2])
+            _, shards, work = ahead.popleft()
+            work.wait()
+            own = weighted_sum(shards, weights)
+            self._collect(piece, own)
+            self._must_be_in_time(until)
+        return flat
+
+    def _alone(self, flat: Tensor, weights: tuple[float, ...]) -> Tensor:
+        weighted_sum_(flat, [flat], weights)
+        return flat
+
+    def _piece(self, numel: int) -> int:
+        """Elements of a piece: of a large vector a small part, and so many that a link is kept busy."""
+        least = min(max(PIECE, numel // PIECES), MOST * PIECE)
+        return -(-least // self.world_size) * self.world_size
+
+    def _scatter(self, piece: Tensor) -> tuple[Tensor, list[Tensor], Any]:
+        """Send each rank its shard of the piece: (what is sent, what will have come, the operation)."""
+        shard = -(-piece.numel() // self.world_size)
+        padding = shard * self.world_size - piece.numel()
+        sent = self._staged(torch.cat([piece, piece.new_zeros(padding)]) if padding else piece)
+        shards = torch.empty_like(sent)
+        work = self._start(lambda pg: pg.alltoall_base(shards, sent, [], []))
+        return sent, list(shards.view(self.world_size, shard)), work
+
+    def _collect(self, piece: Tensor, own: Tensor) -> None:
+        """Put the shards of all ranks in the place of the piece."""
+        places = torch.split(piece, len(own))
+        whole = len(places) == self.world_size and len(places[-1]) == len(own) and piece.device == own.device
+        parts = self._parts_of_all(own, list(places) if whole else None)
+        for place, part in zip(places, () if whole else parts, strict=False):
+            place.copy_(to_device(part, piece.device)[: len(place)])
+
+    def _gather(self, message: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        received = [message if rank == self.rank else message.new_empty(size) for rank, size in enumerate(sizes)]
+        until = time.monotonic() + OPERATIONS * self._timeout_s
+        for start in range(0, max(sizes), GATHERED):
+            length = min(GATHERED, max(sizes) - start)
+            piece = message[start : start + length]
+            padded = torch.cat([piece, piece.new_zeros(length - len(piece))]) if len(piece) < length else piece
+            for rank, part in enumerate(self._parts_of_all(self._staged(padded))):
+                if rank != self.rank:
+                    place = received[rank][start : start + length]
+                    place.copy_(part[: len(place)])
+            self._must_be_in_time(until)
+        return tuple(received)
+
+    def _parts_of_all(self, own: Tensor, parts: list[Tensor] | None = None) -> list[Tensor]:
+        """Tensors of equal shape in rank order, in `parts` if given."""
+        into = [torch.empty_like(own) for _ in range(self.world_size)] if parts is None else parts
+        self._start(lambda pg: pg.allgather([into], [own])).wait()
+        return into
+
+    def _must_be_in_time(self, until: float) -> None:
+        if time.monotonic() > until:
+            raise ExchangeError(f"the exchange was not through after {OPERATIONS * self._timeout_s:.0f} s")
 
     def _start(self, operation: Callable[[Any], Any]) -> Any:
         with self.destroyed_on_error():

@@ -104,7 +104,8 @@ def exchange(proposals: Sequence[Sequence[Proposal]], included: bool = True) -> 
 def _combined(payloads: Sequence[Payload], weights: tuple[float, ...]) -> tuple[Tensor, ...]:
     shardings = [payload.sharding for payload in payloads if payload.sharding is not None]
     if not shardings:
-        return combine(payloads, weights)
+        # copies, as an exchange may write over what is averaged
+        return combine([replace(payload, data=payload.data.clone()) for payload in payloads], weights)
     seats = [Seats(tuple(range(len(shardings))), weights, rank) for rank in range(len(shardings))]
     parts = [sharding.cut(seat) for sharding, seat in zip(shardings, seats, strict=True)]
     return tuple(

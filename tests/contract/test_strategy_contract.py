@@ -79,6 +79,21 @@ def test_open_payload_keeps_its_bytes_whatever_else_happens(case: Case) -> None:
 
 
 @every_case
+def test_what_an_exchange_has_written_over_is_made_again(case: Case) -> None:
+    """Until it is applied or discarded, and nothing has been trained in between: so it is while replicas wait."""
+    one, other = members(case, 2)
+    ops = train_to_launch([one, other])
+    mine = propose(one, ops)
+    before = digest_tensors(p.payload.data for p in mine)
+    for proposal in mine:
+        if proposal.payload.combine == "mean":
+            proposal.payload.data.fill_(float("nan"))
+    for proposal in mine:
+        proposal.payload.restore()
+    assert digest_tensors(p.payload.data for p in mine) == before
+
+
+@every_case
 def test_retry_with_fewer_members_applies_only_what_they_sent(case: Case) -> None:
     """The first attempt was checked with three messages; the committed one has two: nothing of the third may remain."""
     fleet, twins = members(case, 3), members(case, 3)
