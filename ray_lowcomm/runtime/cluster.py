@@ -15,7 +15,7 @@ from ray.exceptions import AuthenticationError
 from ray_lowcomm.core.errors import FleetError
 from ray_lowcomm.core.settings import FleetSettings
 from ray_lowcomm.runtime.labels import matches
-from ray_lowcomm.runtime.ray_private import Place, autoscaler_limits, prepare_train_environment
+from ray_lowcomm.runtime.ray_private import Place, autoscaler_limits, prepare_train_environment, silence_deaths
 
 
 def connect(settings: FleetSettings, prints: bool) -> bool:
@@ -39,6 +39,7 @@ def connect(settings: FleetSettings, prints: bool) -> bool:
         "logging_config": ray.LoggingConfig(log_level="WARNING"),
         "log_to_driver": prints,
     }
+    silence_deaths()
     try:
         if address and address != "local":
             ray.init(address=address, **quiet)

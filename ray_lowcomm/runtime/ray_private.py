@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -164,6 +165,18 @@ def logs_folder() -> str:
     """Where Ray keeps the logs of this node's processes; it forwards none of the files there whose names are ours."""
     node: Any = ray._private.worker.global_worker.node
     return str(node.get_logs_dir_path())
+
+
+def silence_deaths() -> None:
+    """Keep Ray's paragraph about every worker that dies off the terminal: the driver says it, in a line.
+
+    It comes as an error of the job, whatever ``log_to_driver`` is; who has set RAY_DEDUP_LOGS_SKIP_REGEX keeps that.
+    """
+    from ray._private.ray_logging import stdout_deduplicator
+
+    filters: Any = stdout_deduplicator
+    if filters.skip_re is None:
+        filters.skip_re = re.compile("A worker died or was killed while executing a task")
 
 
 def draining_nodes() -> set[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ray_lowcomm.config import TrainConfig, to_yaml
 from ray_lowcomm.core.errors import FleetError
+from ray_lowcomm.core.wording import worded
 from ray_lowcomm.engine.book import Event
 from ray_lowcomm.engine.checkpoint import round_of, whole_checkpoints
 from ray_lowcomm.engine.member import TrainLoop
@@ -154,7 +155,8 @@ class TrialRun:
 
     def _raise_failure(self) -> None:
         if isinstance(self._error, FleetError):
-            raise FleetError(str(self._error).removesuffix(RESUME))  # a trial goes on with its sweep
+            # a trial goes on with its sweep
+            raise FleetError(str(self._error).removesuffix(worded(RESUME, "command")))
         if self._error is not None:
             raise self._error
 
