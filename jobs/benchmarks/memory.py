@@ -31,7 +31,7 @@ from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings, TrackCodec
 from ray_lowcomm.engine.book import RunPlan
 from ray_lowcomm.engine.member import Context
-from ray_lowcomm.engine.replica import RunSpec
+from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.models import build
 
 SAYS = "memory at the peak of a round, in multiples of the parameters"

@@ -34,7 +34,9 @@ from ray_lowcomm.data import Batches, ShardedSampler, load
 from ray_lowcomm.default_loop import DefaultLoop, make_optimizer, schedule_of
 from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.member import Context
-from ray_lowcomm.engine.replica import Replica, RunSpec
+from ray_lowcomm.engine.replica import Replica
+from ray_lowcomm.engine.run_spec import RunSpec
+from ray_lowcomm.engine.skipping import Samples
 from ray_lowcomm.models import build
 from ray_lowcomm.transport.local import LocalFleet
 
@@ -100,10 +102,10 @@ class Alternating:
         """Whether all blocks are done."""
         return len(self.ours) > self.blocks or self.replica.finished
 
-    def step(self, loss: Tensor, tokens: int = 0) -> None:
+    def step(self, loss: Tensor, tokens: int = 0, samples: Samples = None) -> None:
         """As `Replica.step`."""
         rounds = self.replica.rounds
-        self.replica.step(loss, tokens)
+        self.replica.step(loss, tokens, samples)
         self._turn += 1
         if self.replica.rounds == rounds:
             return

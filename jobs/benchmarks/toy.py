@@ -25,7 +25,7 @@ from ray_lowcomm.core.errors import FleetError
 from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings
 from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.member import Context
-from ray_lowcomm.engine.replica import RunSpec
+from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.transport.local import LocalFleet
 
 SAYS = "DES-LOC's toy problem: DES-LOC as good as Local Adam, resetting moments much worse"

@@ -38,7 +38,7 @@ from ray_lowcomm.data import Batches, ShardedSampler, load
 from ray_lowcomm.default_loop import make_optimizer
 from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.member import Context
-from ray_lowcomm.engine.replica import RunSpec
+from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.models import build
 from ray_lowcomm.transport.local import LocalFleet
 

@@ -10,6 +10,7 @@ from ray_lowcomm.core.errors import CheckpointError, LowCommError
 from ray_lowcomm.core.names import model_state
 from ray_lowcomm.engine import checkpoint, reported
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.loop_parts import LoopParts
 from ray_lowcomm.engine.state import ReplicaState, SharedParameters
 from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.engine.transport import Channel, Transport
@@ -24,6 +25,17 @@ class Duties:
         self._state, self._channel, self._transport = state, channel, transport
         self._directory, self._member = directory, member
         self._told = False
+
+    def do(self, commit: m.Commit, positions: dict[int, int], parts: LoopParts) -> None:
+        """All that a commit asks of this member, at data `positions`."""
+        if commit.serve:
+            self.serve(commit.round, commit.serve)
+        if commit.evaluate:
+            self.evaluate(commit.round, parts.evaluate)
+        if commit.export is not None:
+            self.export(commit.export, parts.export)
+        if commit.checkpoint is not None:
+            self.save(commit.round, commit.checkpoint, commit.write_shared, positions)
 
     def serve(self, number: int, joiners: tuple[int, ...]) -> None:
         """Offer the state at the end of round `number` to joiners: one stamp, taken while nothing is being trained."""

@@ -13,7 +13,8 @@ from ray_lowcomm.core import randomness
 from ray_lowcomm.core.errors import FleetError, LowCommError
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.loop_parts import LoopParts
-from ray_lowcomm.engine.replica import Host, Replica, RunSpec
+from ray_lowcomm.engine.replica import Replica
+from ray_lowcomm.engine.run_spec import Host, RunSpec
 
 TrainLoop = Callable[["Context"], Any]
 

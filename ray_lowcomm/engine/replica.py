@@ -1,20 +1,15 @@
 """A replica: what a train loop holds. One `step` per optimizer step; everything else happens inside it."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from ray_lowcomm import strategies
 from ray_lowcomm.core import randomness
-from ray_lowcomm.core.digest import digest_tensors, digest_text
 from ray_lowcomm.core.errors import ExchangeError, FleetError, ModelError
-from ray_lowcomm.core.guards import all_finite
-from ray_lowcomm.core.names import model_state
 from ray_lowcomm.core.schedule import Schedule, SyncOp
-from ray_lowcomm.core.settings import CheckpointSettings, Fault, FleetSettings, RunSettings, StrategySettings
 from ray_lowcomm.core.tracks import PARAMS, Tracks
 from ray_lowcomm.core.weights import copy_into
 from ray_lowcomm.engine import messages as m
@@ -25,40 +20,12 @@ from ray_lowcomm.engine.faults import FaultInjector
 from ray_lowcomm.engine.inner_step import InnerStep
 from ray_lowcomm.engine.loop_parts import Dealt, LoopParts, check_gradients
 from ray_lowcomm.engine.round import Held, Parties, Round, Seat, Work, tokens_of
+from ray_lowcomm.engine.run_spec import Host, RunSpec, settings_to_agree
 from ray_lowcomm.engine.skipping import Samples, Skipping
 from ray_lowcomm.engine.state import ReplicaState
-from ray_lowcomm.engine.transport import Channel, Transport
 from ray_lowcomm.engine.watch import Watch, unheld
 
 WORK, SCALER = "replica.work", "replica.scaler"  # names in the local state, and in what joiners get, too
-
-
-@dataclass(frozen=True)
-class RunSpec:
-    """A run as each replica must know it; the same for all of them."""
-
-    strategy: StrategySettings  # resolved
-    steps: int
-    directory: str
-    run: RunSettings = field(default_factory=RunSettings)
-    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    fleet: FleetSettings = field(default_factory=FleetSettings)
-    faults: tuple[Fault, ...] = ()
-    buffers: str = "average"
-    state_on_sync: str = "keep"
-    skip_nonfinite: bool = True
-    agreed: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Host:
-    """Where a replica lives: its number, its lines to the others, and how it dies when a fault schedule says so."""
-
-    member: int
-    channel: Channel
-    transport: Transport
-    die: Callable[[], None]
-    sleep: Callable[[float], None] = time.sleep
 
 
 class Replica:
@@ -86,7 +53,7 @@ class Replica:
         self._schedule: Schedule = strategies.schedule(spec.strategy, moments, spec.run.seed, spec.steps)
         self._moments = moments
         self._injector = FaultInjector(spec.faults, host.member, host.die, self._announce, host.sleep)
-        self._agreed_settings = self._settings_to_agree(tracks)
+        self._agreed_settings = settings_to_agree(spec, self._state)
         self._held: Held | None = None
         self._due: tuple[m.Commit, dict[int, int]] | None = None  # what is to be done, and where the data stand
         self._to_save: m.Stop | None = None
@@ -255,25 +222,6 @@ class Replica:
         """Inner steps since the last round."""
         return self._work.steps
 
-    def _settings_to_agree(self, tracks: Tracks) -> dict[str, str]:
-        """What must be the same on all replicas, or they would drift apart or wait for each other for ever."""
-        spec = self._spec
-        moving = set(tracks.layout.names) | set(self._state.buffers.all)
-        frozen = [value for name, value in model_state(self._parts.model).items() if name not in moving]
-        return {
-            **spec.agreed,
-            **{f"strategy.{k}": repr(v) for k, v in asdict(spec.strategy).items() if v is not None},
-            "inner.steps": str(spec.steps),
-            "run.seed": str(spec.run.seed),
-            "fleet.replicas": str(spec.fleet.replicas),
-            "model.buffers": spec.buffers,
-            "model.layout": tracks.layout.digest,
-            "model.frozen": digest_tensors(frozen),
-            "model.dense_bytes": str(tracks.layout.nbytes),
-            "inner.optimizer": tracks.optimizers.name,
-            "inner.state_on_sync": spec.state_on_sync,
-        }
-
     # ---- steps ----------------------------------------------------------------------------------------------------
 
     def _ops(self, step: int) -> tuple[SyncOp, ...]:
@@ -349,15 +297,8 @@ class Replica:
             self.stopped = commit.leave
 
     def _do_duties(self, commit: m.Commit, positions: dict[int, int]) -> None:
-        duties, parts, began = self._duties, self._parts, time.perf_counter()
-        if commit.serve:
-            duties.serve(commit.round, commit.serve)
-        if commit.evaluate:
-            duties.evaluate(commit.round, parts.evaluate)
-        if commit.export is not None:
-            duties.export(commit.export, parts.export)
-        if commit.checkpoint is not None:
-            duties.save(commit.round, commit.checkpoint, commit.write_shared, positions)
+        began = time.perf_counter()
+        self._duties.do(commit, positions, self._parts)
         self._work.since += time.perf_counter() - began  # duties are no compute
 
     # ---- coming and going -----------------------------------------------------------------------------------------
@@ -396,7 +337,7 @@ class Replica:
     def _join(self, reason: str, holds: str | None) -> m.Join:
         return m.Join(
             member=self._host.member,
-            digest=self._whole_digest(),
+            digest=self._state.digest(),
             config=self._agreed_settings,
             moments=self._moments,
             endpoint=self._host.transport.endpoint,
@@ -414,15 +355,8 @@ class Replica:
 
     def _holds(self) -> str | None:
         """Digest of the committed history whose shared state this replica holds, whole and finite; None without one."""
-        if not self._incarnation or self._held is not None:
-            return None
-        shared = self._parties.strategy.shared_state().values()
-        return self._history if all(all_finite(v) for v in shared if v.is_floating_point()) else None
-
-    def _whole_digest(self) -> str:
-        """Of all that must be alike where replicas begin: at the start, but also after all of them were lost."""
-        model = digest_tensors(model_state(self._parts.model).values())
-        return digest_text(f"{model}/{self._parties.strategy.digest()}")
+        whole = self._incarnation and self._held is None and self._state.shared_is_finite()
+        return self._history if whole else None
 
     def _take_over(self, welcome: m.Welcome) -> None:
         host, seed = self._host, self._spec.run.seed

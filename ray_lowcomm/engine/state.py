@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ray_lowcomm.core import randomness
+from ray_lowcomm.core.digest import digest_tensors, digest_text
 from ray_lowcomm.core.errors import CheckpointError, ModelError
 from ray_lowcomm.core.guards import all_finite
+from ray_lowcomm.core.names import model_state
 from ray_lowcomm.core.nested import copied, pack, tensors_in, unpack
 from ray_lowcomm.core.optimizer_saving import PACKED, OptimizerState
 from ray_lowcomm.core.tracks import Tracks
@@ -108,6 +110,14 @@ class ReplicaState:
     def finite(self) -> bool:
         """Whether all parameters are."""
         return all(all_finite(p.detach()) for p in self.tracks.parameters.values())
+
+    def digest(self) -> str:
+        """Hash of all that must be alike where replicas begin: at the start, but also after all of them were lost."""
+        return digest_text(f"{digest_tensors(model_state(self.model).values())}/{self.strategy.digest()}")
+
+    def shared_is_finite(self) -> bool:
+        """Whether the strategy's shared state holds no NaN and no infinity."""
+        return _all_finite(self.strategy.shared_state())
 
     def begin_again(self) -> None:
         """Go back to the shared state that this replica holds. What only it knew and is not finite is forgotten."""

@@ -13,7 +13,7 @@ from ray_lowcomm.core.settings import CohortSettings
 from ray_lowcomm.core.wording import option
 from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.member import TrainLoop
-from ray_lowcomm.engine.replica import RunSpec
+from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.runtime.cluster import check_room
 from ray_lowcomm.runtime.cohort import Cohort

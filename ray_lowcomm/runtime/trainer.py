@@ -22,7 +22,7 @@ from ray_lowcomm.core.wording import Reader, option, reworded, worded
 from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.checkpoint import resumed
 from ray_lowcomm.engine.member import TrainLoop, describe
-from ray_lowcomm.engine.replica import RunSpec
+from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.runtime.arguments import judged
 from ray_lowcomm.runtime.run_folder import RunFolder
 from ray_lowcomm.runtime.stopping import sigterm_interrupts

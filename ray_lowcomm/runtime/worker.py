@@ -12,7 +12,7 @@ import ray.train
 import torch
 
 from ray_lowcomm.engine.member import TrainLoop, run_member
-from ray_lowcomm.engine.replica import Host, RunSpec
+from ray_lowcomm.engine.run_spec import Host, RunSpec
 from ray_lowcomm.runtime.driver import TRAINER_GONE_S, Attachment
 from ray_lowcomm.runtime.output import passed_on
 from ray_lowcomm.runtime.ray_private import logs_folder

@@ -23,7 +23,7 @@ from ray_lowcomm.engine.combine import weighted_sum_
 from ray_lowcomm.engine.coordinator import Coordinator
 from ray_lowcomm.engine.member import TrainLoop, run_member
 from ray_lowcomm.engine.membership import PRESENT
-from ray_lowcomm.engine.replica import Host, RunSpec
+from ray_lowcomm.engine.run_spec import Host, RunSpec
 
 MAX_IDLE_TICKS = 100_000
 _GENERATORS = threading.Lock()

@@ -13,7 +13,8 @@ from ray_lowcomm.core.settings import CheckpointSettings, Fault, FleetSettings, 
 from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.checkpoint import write_manifest
 from ray_lowcomm.engine.member import Context
-from ray_lowcomm.engine.replica import Replica, RunSpec
+from ray_lowcomm.engine.replica import Replica
+from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.transport.local import LocalFleet
 

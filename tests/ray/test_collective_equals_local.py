@@ -7,7 +7,7 @@ from ray_lowcomm import strategies
 from ray_lowcomm.core.digest import digest_tensors
 from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings, TrackCodec
 from ray_lowcomm.engine.book import RunPlan
-from ray_lowcomm.engine.replica import RunSpec
+from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.runtime.driver import Driver
 from ray_lowcomm.runtime.worker import WorkerPlan, live
 from ray_lowcomm.transport.local import LocalFleet

@@ -11,7 +11,7 @@ from ray_lowcomm.core.adopt import Adopt
 from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings
 from ray_lowcomm.engine import checkpoint
 from ray_lowcomm.engine.book import RunPlan
-from ray_lowcomm.engine.replica import RunSpec
+from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.transport.local import LocalFleet
 

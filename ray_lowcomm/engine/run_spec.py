@@ -1,0 +1,59 @@
+"""What a replica is told of its run and of where it lives, and what of it all replicas must have alike."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+
+from ray_lowcomm.core.digest import digest_tensors
+from ray_lowcomm.core.names import model_state
+from ray_lowcomm.core.settings import CheckpointSettings, Fault, FleetSettings, RunSettings, StrategySettings
+from ray_lowcomm.engine.state import ReplicaState
+from ray_lowcomm.engine.transport import Channel, Transport
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run as each replica must know it; the same for all of them."""
+
+    strategy: StrategySettings  # resolved
+    steps: int
+    directory: str
+    run: RunSettings = field(default_factory=RunSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    fleet: FleetSettings = field(default_factory=FleetSettings)
+    faults: tuple[Fault, ...] = ()
+    buffers: str = "average"
+    state_on_sync: str = "keep"
+    skip_nonfinite: bool = True
+    agreed: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a replica lives: its number, its lines to the others, and how it dies when a fault schedule says so."""
+
+    member: int
+    channel: Channel
+    transport: Transport
+    die: Callable[[], None]
+    sleep: Callable[[float], None] = time.sleep
+
+
+def settings_to_agree(spec: RunSpec, state: ReplicaState) -> dict[str, str]:
+    """What must be the same on all replicas, or they would drift apart or wait for each other for ever."""
+    layout = state.tracks.layout
+    moving = set(layout.names) | set(state.buffers.all)
+    frozen = [value for name, value in model_state(state.model).items() if name not in moving]
+    return {
+        **spec.agreed,
+        **{f"strategy.{k}": repr(v) for k, v in asdict(spec.strategy).items() if v is not None},
+        "inner.steps": str(spec.steps),
+        "run.seed": str(spec.run.seed),
+        "fleet.replicas": str(spec.fleet.replicas),
+        "model.buffers": spec.buffers,
+        "model.layout": layout.digest,
+        "model.frozen": digest_tensors(frozen),
+        "model.dense_bytes": str(layout.nbytes),
+        "inner.optimizer": state.tracks.optimizers.name,
+        "inner.state_on_sync": spec.state_on_sync,
+    }
