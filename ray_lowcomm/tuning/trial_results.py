@@ -11,10 +11,10 @@ MAX = "max:"  # before the name of a metric that is to be large
 def result_of(record: Mapping[str, Any], totals: Mapping[str, Any]) -> Result:
     """One result for Tune from a line of rounds.jsonl and the run's sums after that round.
 
-    `tokens` and bytes are since the start of the run, bytes those of the replica with most; `members` is a count.
-    `val_loss` is the last known one, at first that from before training. A loss that is not known is NaN: a number
-    must always be there, and schedulers pass NaN over. Metrics of the user's own have their last value; as a sweep
-    makes its objectives small, each has a negated one, too, named `MAX` and its name.
+    `tokens` and bytes are since the start of the run, bytes a sum over its rounds, each of the replica with most;
+    `members` is a count. `val_loss` is the last known one, at first that from before training. A loss that is not known
+    is NaN: a number must always be there, and schedulers pass NaN over. Metrics of the user's own have their last
+    value; as a sweep makes its objectives small, each has a negated one, too, named `MAX` and its name.
     """
     val_loss = totals["val_loss"] if totals["val_loss"] is not None else totals["val_loss_start"]
     return {
