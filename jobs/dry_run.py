@@ -4,6 +4,7 @@ from ray_lowcomm import strategies
 from ray_lowcomm.config import TrainConfig
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.estimate import run_cost, sizes_of
+from ray_lowcomm.footprint import Footprint, footprint
 
 
 def print_dry_run(config: TrainConfig) -> None:
@@ -44,18 +45,24 @@ def estimate(config: TrainConfig) -> tuple[dict[str, str], tuple[str, ...]]:
         "strategy": f"{settings.name}: {cost.rounds} rounds in {steps} inner steps",
         "sent per round": f"{_bytes(total // max(1, cost.rounds))} on average, {about}{_bytes(total)} in all a replica",
         "on the wire": f"{about}{_bytes(wire)} in all each way, per replica; DDP: {_bytes(ddp)}",
-        "memory": f"about {_bytes(_memory(strategy, tracks))} per replica, without activations",
+        "memory": _memory(footprint(model, tracks, strategy, cost.room, world), config.fleet.transport == "ray"),
     }
     of_data: tuple[str, ...] = getattr(dataset, "remarks", ())
     return lines, config.remarks() + strategies.remarks(strategy, settings, steps) + of_data
 
 
-def _memory(strategy: strategies.Strategy, tracks: Tracks) -> int:
-    """Parameters, gradients, moments, what the strategy keeps (anchor, outer momentum, residual), room for a round."""
-    size = tracks.layout.nbytes
-    moments = len(strategies.moments_of(tracks))
-    kept = sum(t.numel() * t.element_size() for t in (strategy.shared_state() | strategy.local_state()).values())
-    return size * (2 + moments) + (0 if strategy.replicated else kept + size)
+def _memory(needed: Footprint, own_process: bool) -> str:
+    """At the peak, and what of."""
+    parts = {
+        "model": needed.model,
+        "gradients": needed.gradients,
+        "optimizer": needed.moments,
+        "strategy": needed.strategy,
+        "a round": needed.round,
+        "Python, torch and Ray": needed.process if own_process else 0,
+    }
+    listed = ", ".join(f"{name} {_bytes(size)}" for name, size in parts.items() if size)
+    return f"about {_bytes(sum(parts.values()))} per replica at its peak, without activations ({listed})"
 
 
 def _bytes(count: float) -> str:

@@ -26,6 +26,7 @@ from ray_lowcomm.core.settings import InnerSettings, ModelSettings
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.engine.attempt import sharded_bytes
 from ray_lowcomm.engine.buffers import BufferSync
+from ray_lowcomm.engine.combine import exchanged_at_once
 from ray_lowcomm.engine.messages import Bytes, Plan
 from ray_lowcomm.engine.transport import bytes_moved
 from ray_lowcomm.strategies.coded import CodedTracks
@@ -33,16 +34,22 @@ from ray_lowcomm.strategies.contract import Strategy
 from ray_lowcomm.strategies.gathered import Gathered
 from ray_lowcomm.strategies.sharded import Sharded
 
+PIECES_IN_FLIGHT = 4  # of a vector that is being averaged
+
 
 @dataclass(frozen=True)
 class Message:
-    """A payload without its values: `numel` elements of `dtype`, in shards of so many if it is cut into such."""
+    """A payload without its values: `numel` elements of `dtype`, in shards of so many if it is cut into such.
+
+    `whole`: of coded messages, elements in chunks of which all is sent.
+    """
 
     track: str
     combine: Combine
     numel: int
     dtype: torch.dtype
     shards: tuple[int, ...] = ()
+    whole: int = 0
 
     @classmethod
     def of(cls, track: str, payload: Payload) -> "Message":
@@ -68,7 +75,8 @@ class RunCost:
     """A whole run in which nothing goes wrong.
 
     `moved` are bytes as in summary.json (keys up, down, buffer, wire_up, wire_down), of the replica with most;
-    `collectives` counts the exchanges' operations by how they combine.
+    `collectives` counts the exchanges' operations by how they combine. `room`: bytes that the largest round takes
+    beyond what is there between rounds.
     """
 
     steps: int
@@ -76,6 +84,7 @@ class RunCost:
     rounds: int
     moved: Bytes
     collectives: Mapping[Combine, int]
+    room: int = 0
 
 
 class Estimator:
@@ -146,7 +155,22 @@ def run_cost(config: TrainConfig, sizes: ModelSizes) -> RunCost:
             moved[kind] += amount * count
         for message in messages if world > 1 else ():
             collectives[message.combine] += count
-    return RunCost(config.inner.steps, world, rounds.total(), dict(moved), dict(collectives))
+    room = max((_room(sizes.layout, [sent[track] for track in due], world) for due in rounds), default=0)
+    return RunCost(config.inner.steps, world, rounds.total(), dict(moved), dict(collectives), room)
+
+
+def _room(layout: Layout, messages: list[Message], world: int) -> int:
+    """Bytes of vectors and messages in a round: a mean takes the place of what was to be averaged; for packed messages
+    one vector does for all of them, and all that are received are there. Chunks that are sent whole are copied for it,
+    and unpacked, a byte an element. An evaluation, too, takes a vector."""
+    dense = sum(message.payload.nbytes for message in messages if message.combine == "mean")
+    packed = sum(message.numel for message in messages if message.combine != "mean")
+    whole = sum(message.whole for message in messages)
+    unpacked = whole * layout.dtype.itemsize + whole * (world + 1)
+    in_flight = (
+        PIECES_IN_FLIGHT * min(layout.numel, exchanged_at_once(layout.numel)) * layout.dtype.itemsize if dense else 0
+    )
+    return max(layout.nbytes, dense + in_flight + (layout.nbytes + (world + 1) * packed + unpacked if packed else 0))
 
 
 class _Shapes(Tracks):
@@ -175,12 +199,16 @@ def _message(strategy: Strategy, track: str, world: int) -> Message:
         strategy = strategy.of(track)
     if isinstance(strategy, Gathered) and isinstance(strategy.combiner, Sharded):
         shards = tuple(shard.nbytes for shard in strategy.combiner.shards(world))
-        return Message(track, "sharded", sum(shards), torch.uint8, shards)
+        return Message(track, "sharded", sum(shards), torch.uint8, shards, _whole(strategy))
     if isinstance(strategy, Gathered):  # to encode would need values
-        return Message(track, "gather", strategy.codec.nbytes, torch.uint8)
+        return Message(track, "gather", strategy.codec.nbytes, torch.uint8, whole=_whole(strategy))
     proposal = strategy.propose(SyncOp(track, 1, 1))
     strategy.discard(proposal.id)
     return Message.of(track, proposal.payload)
+
+
+def _whole(strategy: Gathered[Any]) -> int:
+    return sum(cut.group.count * cut.group.elements for cut in strategy.codec.cuts if not cut.sparse)
 
 
 def _moved(messages: list[Message], world: int) -> Bytes:

@@ -27,7 +27,7 @@ from rich.table import Table
 from jobs.benchmarks.resident import PEAK, RESIDENT, forget_peak, of_this_process
 from jobs.benchmarks.wire import Gpt
 from ray_lowcomm import strategies
-from ray_lowcomm.core.errors import SettingError
+from ray_lowcomm.core.errors import FleetError, SettingError
 from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings, TrackCodec
 from ray_lowcomm.engine.book import RunPlan
 from ray_lowcomm.engine.member import Context
@@ -150,6 +150,8 @@ def measure(label: str, parameters: int, actors: list[Any]) -> Row:
         lives = [actor.live.remote(worker, i, parameters) for i, actor in enumerate(actors)]
         found = ray.get(lives, timeout=TIMEOUT_S)
         ray.kill(driver)
+    if any(kind not in extra for extra, _ in found for kind in KINDS):
+        raise FleetError(f"the run of {label} ended before its last round")
     numel = found[0][1]
     times = {kind: max(extra[kind] for extra, _ in found) / (4 * numel) for kind in KINDS}
     return {"label": label, "strategy": settings.name, "params": numel, "replicas": len(actors), **times}

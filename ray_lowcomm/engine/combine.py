@@ -6,6 +6,13 @@ import torch
 from torch import Tensor
 
 PIECE = 1 << 20  # elements that are added up at once
+PIECES, MOST = 24, 16  # in which a large vector is exchanged; of at most so many times PIECE elements
+
+
+def exchanged_at_once(numel: int) -> int:
+    """Elements of a vector [numel] that members exchange at once: a small part of a large one, and enough to keep a
+    link busy."""
+    return min(max(PIECE, numel // PIECES), MOST * PIECE)
 
 
 def weighted_sum(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

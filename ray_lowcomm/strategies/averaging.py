@@ -1,6 +1,6 @@
 """Periodic averaging of tracks, each on its own period: what Local SGD, Local Adam and DES-LOC have in common."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ class PeriodicAveraging(Anchored[str]):
         tracks.check(moments)
         super().__init__(Anchor(tracks, outer))
         self.tracks = tracks
+        self.overwrite: Callable[[str, Tensor], None] = tracks.write
         self._digests: dict[str, Tensor] = {}
 
     def propose(self, op: SyncOp) -> Proposal:
@@ -38,7 +39,7 @@ class PeriodicAveraging(Anchored[str]):
         """Overwrite the track by the mean, or step the anchor towards it."""
         track, mean = self._open.pop(proposal), received.parts[0]
         if track != PARAMS:
-            self.tracks.write(track, mean)
+            self.overwrite(track, mean)
             self._digests[track] = _as_tensor(digest_tensors([mean]))
             return
         if self.anchor.outer.kind == "none":

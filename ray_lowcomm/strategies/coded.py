@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ray_lowcomm.core.digest import digest_text
 from ray_lowcomm.core.outer import OuterOptimizer
@@ -33,14 +33,19 @@ from ray_lowcomm.core.tracks import PARAMS, Tracks
 from ray_lowcomm.strategies.anchor import Anchor
 from ray_lowcomm.strategies.averaging import PeriodicAveraging
 from ray_lowcomm.strategies.contract import State, Strategy
-from ray_lowcomm.strategies.residual import with_residual
+from ray_lowcomm.strategies.residual import ResidualInModel, with_residual
 from ray_lowcomm.strategies.track_codecs import as_settings, build_codec, check_has, codec_of
 
 FIRST_MOMENT = "exp_avg"
 
 
 class Moment(Tracks):
-    """One moment of the optimizer in the place of the parameters, so that an `Anchor` can hold a shared copy of it."""
+    """One moment of the optimizer in the place of the parameters, so that an `Anchor` can hold a shared copy of it.
+
+    What is written stays within the bounds that follow from what was there, and from the `least` weight of a round.
+    """
+
+    least = 0.0
 
     def __init__(self, tracks: Tracks, name: str) -> None:
         self.layout, self.optimizers, self.parameters = tracks.layout, tracks.optimizers, tracks.parameters
@@ -56,8 +61,8 @@ class Moment(Tracks):
         return self._all.each(self._name)
 
     def write(self, track: str, flat: Tensor) -> None:
-        """Set the moment to `flat` [n]."""
-        self._all.write(self._name, flat)
+        """Set the moment to `flat` [n], within its bounds."""
+        write_bounded(self._all, self._name, flat, self.least)
 
     def room(self) -> Tensor:
         """A flat vector [n] of the caller's own, from `spare`."""
@@ -72,8 +77,56 @@ class Moment(Tracks):
         return out
 
     def add(self, flat: Tensor, alpha: float = 1.0) -> None:
-        """Add `alpha` times `flat` [n] to the moment."""
-        self._all.write(self._name, self.read().add_(flat, alpha=alpha))
+        """Add `alpha` times `flat` [n] to the moment, as it is."""
+        for parameter, part in zip(self.parameters.values(), self.layout.split(flat), strict=True):
+            own = self.moments.read(parameter, self._name).to(self.layout.dtype)
+            self.moments.write(parameter, self._name, own.add(part, alpha=alpha))
+
+
+class MomentInModel(ResidualInModel):
+    """As for parameters, but one write of all that changes, so that what was there before needs no copy."""
+
+    def apply(self, proposal: str, received: Received) -> None:
+        """x_r ← x_r + (1 − decay) d − mean m + m_r."""
+        taken = self.combiner.take(proposal, received)
+        unshared = self._open.pop(proposal)
+        tracks, faded = self.anchor.tracks, 1.0 - self.decay
+        if unshared is None:
+            moved = taken.mean(out=tracks.room())
+            self.anchor.step(moved)
+            self._from_own(moved, -1.0)
+        else:
+            moved, mean = unshared, taken.mean()
+            self.anchor.step(mean)
+            self._from_own(moved, faded)
+            moved.sub_(mean)
+        if received.included or faded:
+            self.codec.add_(moved, taken.own, received.included - faded)
+        tracks.write(PARAMS, moved)
+        self.anchor.release(moved)
+
+    def _from_own(self, change: Tensor, alpha: float) -> None:
+        """Own moment + `alpha` times `change` [n], in its place."""
+        for own, part in zip(self.anchor.tracks.each(PARAMS), self.anchor.tracks.layout.split(change), strict=True):
+            torch.add(own.to(part.dtype), part, alpha=alpha, out=part)
+
+
+def write_bounded(tracks: Tracks, moment: str, flat: Tensor, least: float) -> None:
+    """Set a moment to `flat` [n], which is left alone, within the bounds that the module tells of."""
+    for parameter, part in zip(tracks.parameters.values(), tracks.layout.split(flat), strict=True):
+        tracks.moments.write(parameter, moment, _bounded(tracks, moment, parameter, part, least))
+
+
+def _bounded(tracks: Tracks, moment: str, parameter: nn.Parameter, after: Tensor, least: float) -> Tensor:
+    moments = tracks.moments
+    if moments.not_negative(moment):
+        before = moments.read(parameter, moment).to(after.dtype)
+        return torch.maximum(after, before * least)
+    if moment != FIRST_MOMENT:
+        return after
+    before = moments.read(parameter, moment).to(after.dtype)
+    most = torch.maximum(moments.largest_first(parameter).to(after.dtype), before.abs())
+    return torch.maximum(torch.minimum(after, most), -most)
 
 
 class CodedTracks:
@@ -81,11 +134,12 @@ class CodedTracks:
 
     consistent, replicated = True, False
 
-    def __init__(self, dense: PeriodicAveraging, coded: Mapping[str, Strategy]) -> None:
-        self._dense, self._coded, self.tracks = dense, coded, dense.tracks
+    def __init__(self, dense: PeriodicAveraging, coded: Mapping[str, Strategy], moments: Mapping[str, Moment]) -> None:
+        self._dense, self._coded, self.tracks, self._bounded = dense, coded, dense.tracks, moments
         self._moments = {track: part for track, part in coded.items() if track != PARAMS}
         self._open: dict[str, str] = {}
         self._digests: dict[str, str] = {}
+        dense.overwrite = self._overwrite
         self.unshared = tuple(_prefix(track) + name for track, part in coded.items() for name in part.unshared)
         self.own = tuple(_prefix(track) + name for track, part in coded.items() for name in part.own)
 
@@ -108,23 +162,16 @@ class CodedTracks:
         """As the track's own strategy; moments stay within their bounds."""
         track = self._open.pop(proposal)
         self._digests.pop(track, None)
-        bounded = track in self._moments or track == FIRST_MOMENT
-        before = self.tracks.read(track) if bounded else None
+        if track in self._bounded:
+            self._bounded[track].least = min(received.weights)
         self.of(track).apply(proposal, received)
-        if before is not None:
-            self._keep_within_bounds(track, before, min(received.weights))
 
-    def _keep_within_bounds(self, moment: str, before: Tensor, weight: float) -> None:
-        tracks = self.tracks
-        after = tracks.read(moment)
-        if tracks.moments.not_negative(moment):
-            torch.maximum(after, before.mul_(weight), out=after)
-        elif moment == FIRST_MOMENT:
-            of_a_step = map(tracks.moments.largest_first, tracks.parameters.values())
-            most = torch.maximum(tracks.layout.flatten(of_a_step), before.abs_(), out=before)
-            torch.minimum(after, most, out=after)
-            torch.maximum(after, most.neg_(), out=after)
-        tracks.write(moment, after)
+    def _overwrite(self, track: str, mean: Tensor) -> None:
+        """A dense track; Adam's first moment has its bound although it comes as it is."""
+        if track == FIRST_MOMENT:
+            write_bounded(self.tracks, track, mean, 0.0)
+        else:
+            self.tracks.write(track, mean)
 
     def discard(self, proposal: str) -> None:
         """As the track's own strategy."""
@@ -182,14 +229,20 @@ def with_codecs(dense: PeriodicAveraging, settings: StrategySettings, seed: int)
     tracks, codecs = dense.tracks, settings.codec or {}
     have = (PARAMS, *tracks.moments.names)
     check_has(codecs, have, tracks.optimizers.name)
-    coded = {}
+    coded: dict[str, Strategy] = {}
+    moments: dict[str, Moment] = {}
     for track in have:
         codec = codec_of(codecs, track)
-        if codec is not None:
-            anchor = dense.anchor if track == PARAMS else Anchor(Moment(tracks, track), OuterOptimizer("none"))
-            own = replace(as_settings(codec), combine=settings.combine)
-            coded[track] = with_residual(own, anchor, build_codec(codec, anchor, seed))
-    return CodedTracks(dense, coded) if coded else dense
+        if codec is None:
+            continue
+        own = replace(as_settings(codec), combine=settings.combine)
+        if track == PARAMS:
+            coded[track] = with_residual(own, dense.anchor, build_codec(codec, dense.anchor, seed))
+        else:
+            moments[track] = Moment(tracks, track)
+            anchor = Anchor(moments[track], OuterOptimizer("none"))
+            coded[track] = with_residual(own, anchor, build_codec(codec, anchor, seed), MomentInModel)
+    return CodedTracks(dense, coded, moments) if coded else dense
 
 
 def _prefix(track: str) -> str:

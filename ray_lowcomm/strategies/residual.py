@@ -135,11 +135,13 @@ class NoResidual(Gathered[Tensor]):
         self.anchor.load_into_model()
 
 
-def with_residual(settings: StrategySettings, anchor: Anchor, codec: TopK) -> Strategy:
+def with_residual(
+    settings: StrategySettings, anchor: Anchor, codec: TopK, in_model: type[ResidualInModel] = ResidualInModel
+) -> Strategy:
     """The strategy that sends what `codec` makes of pseudo-gradients; the settings say how messages become one, and
     where the residual is."""
     kinds: dict[str, Callable[[Anchor, Combiner, StrategySettings], Strategy]]
-    kinds = {"model": ResidualInModel, "buffer": ResidualInBuffer, "none": NoResidual}
+    kinds = {"model": in_model, "buffer": ResidualInBuffer, "none": NoResidual}
     combiner = Sharded if settings.combine == "sharded" else Gather
     return kinds[settings.residual or "none"](anchor, combiner(codec, settings.reduce or "replicas"), settings)
 

@@ -23,12 +23,11 @@ from torch import Tensor
 
 from ray_lowcomm.core.errors import ExchangeError
 from ray_lowcomm.core.staging import to_device, to_host
-from ray_lowcomm.engine.combine import PIECE, weighted_sum, weighted_sum_
+from ray_lowcomm.engine.combine import exchanged_at_once, weighted_sum, weighted_sum_
 
 BACKEND = "LOWCOMM"
 POLL_S = 0.02
 ASK_S = 0.5
-PIECES, MOST = 24, 16  # in which a large vector is averaged; of at most so many times PIECE elements
 GATHERED = 1 << 22  # bytes of a message that are gathered at once
 OPERATIONS = 2  # timeouts that an exchange of one payload may take: all-to-all and all-gather
 _REDUCE: dict[Any, Any] = {
@@ -220,9 +219,8 @@ class LowCommGroup(BaseGroup):
         return flat
 
     def _piece(self, numel: int) -> int:
-        """Elements of a piece: of a large vector a small part, and so many that a link is kept busy."""
-        least = min(max(PIECE, numel // PIECES), MOST * PIECE)
-        return -(-least // self.world_size) * self.world_size
+        """Elements of a piece: a multiple of the number of members."""
+        return -(-exchanged_at_once(numel) // self.world_size) * self.world_size
 
     def _scatter(self, piece: Tensor) -> tuple[Tensor, list[Tensor], Any]:
         """Send each rank its shard of the piece: (what is sent, what will have come, the operation)."""

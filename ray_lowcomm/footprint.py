@@ -1,0 +1,55 @@
+"""What a replica's process takes of memory at its peak, before it runs; activations apart.
+
+The peak is a round's: all that is there between rounds, what the round itself takes, and the gradients, which have been
+dropped by then, but are not given back to the system. Activations, the batch, and what the loss function takes depend
+on the model and are not in it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ray_lowcomm import strategies
+from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.strategies.contract import Strategy
+from ray_lowcomm.strategies.gathered import Gathered
+from ray_lowcomm.strategies.sharded import Sharded
+
+PROCESS = 400 << 20  # bytes of a process with torch and Ray on the CPU and a small model, measured
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes. `strategy`: anchor, outer momentum, residual and copies; `round`: what the largest one takes."""
+
+    model: int
+    gradients: int
+    moments: int
+    strategy: int
+    round: int
+    process: int = PROCESS
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.model + self.gradients + self.moments + self.strategy + self.round + self.process
+
+
+def footprint(model: nn.Module, tracks: Tracks, strategy: Strategy, room: int, world: int) -> Footprint:
+    """Of one of `world` replicas; `room` is what a round takes (`RunCost.room`)."""
+    trained = sum(p.numel() * p.element_size() for p in tracks.parameters.values())
+    own = [*model.parameters(), *model.buffers()]
+    state = strategy.shared_state() | strategy.local_state() | tracks.masters()
+    kept = _bytes(state.values(), beside=own)
+    if isinstance(strategy, Gathered) and isinstance(strategy.combiner, Sharded):
+        kept += tracks.layout.nbytes // world  # the owners' residual, from the first round on
+    moments = len(strategies.moments_of(tracks)) * trained
+    return Footprint(_bytes(own), trained, moments, kept, room)
+
+
+def _bytes(tensors: Iterable[Tensor], beside: Iterable[Tensor] = ()) -> int:
+    """Of the tensors' memory, each piece once, without what belongs to others."""
+    others = {tensor.untyped_storage().data_ptr() for tensor in beside}
+    found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(size for place, size in found.items() if place not in others)
