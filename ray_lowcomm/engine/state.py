@@ -80,11 +80,10 @@ class ReplicaState:
         return state if self.strategy.replicated else state | self._own()
 
     def for_joiner(self) -> State:
-        """Shared state, the inner optimizer's for a start that is not cold, and `stateful`. Copies: training goes on
-        meanwhile."""
+        """Shared state, the inner optimizer's for a start that is not cold, and `stateful`; not copied."""
         state = self.shared() | _prefixed(BUFFERS, self.buffers.state())
         state |= _prefixed(OPTIMIZER, self.optimizer.tensors()) | self._taken(STATEFUL, self.stateful)
-        return {name: value.detach().cpu().clone() for name, value in state.items()}
+        return {name: value.detach() for name, value in state.items()}
 
     def load_as_joiner(self, state: Mapping[str, Tensor]) -> None:
         """Start from what a peer's `for_joiner` gave: at the shared parameters, with nothing unshared."""

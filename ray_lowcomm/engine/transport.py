@@ -61,7 +61,7 @@ class Transport(Protocol):
         ...
 
     def offer(self, state: dict[str, Tensor]) -> tuple[Any, int]:
-        """Make a state available to joiners: (reference that the driver can pass on, size in bytes)."""
+        """Make a state, as it is now, available to joiners: (reference that the driver can pass on, size in bytes)."""
         ...
 
     def fetch(self, reference: Any) -> dict[str, Tensor]:

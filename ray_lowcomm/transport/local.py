@@ -299,7 +299,8 @@ class LocalLink:
         """Nothing: who votes against an exchange ends it for all."""
 
     def offer(self, state: dict[str, Tensor]) -> tuple[Any, int]:
-        """The state itself."""
+        """Copies."""
+        state = {name: value.detach().clone() for name, value in state.items()}
         return state, sum(v.numel() * v.element_size() for v in state.values())
 
     def fetch(self, reference: Any) -> dict[str, Tensor]:

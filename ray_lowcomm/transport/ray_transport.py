@@ -5,14 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import ray
+import torch
 import torch.distributed as dist
 from ray.exceptions import GetTimeoutError, RayError
-from safetensors.torch import load as parse_tensors
-from safetensors.torch import save as format_tensors
 from torch import Tensor
 
+from ray_lowcomm.core.digest import tensor_bytes
 from ray_lowcomm.core.errors import ExchangeError, FleetError
 from ray_lowcomm.core.payload import Payload
 from ray_lowcomm.engine import messages as m
@@ -108,10 +107,11 @@ class RayTransport:
 
     def offer(self, state: dict[str, Tensor]) -> tuple[Any, int]:
         """Put the state into the object store; the driver passes the reference on, the bytes go from node to node."""
-        data = np.frombuffer(format_tensors(state), dtype=np.uint8)
+        # numpy arrays go into the store from where they are, without a copy of all of them before
+        data = {name: (value.dtype, tuple(value.shape), tensor_bytes(value).numpy()) for name, value in state.items()}
         # the object lives as long as its owner holds the reference
         self._offered = ray.put(data)
-        return [self._offered], data.nbytes
+        return [self._offered], sum(bytes_.nbytes for _, _, bytes_ in data.values())
 
     def fetch(self, reference: Any) -> dict[str, Tensor]:
         """See `Transport`."""
@@ -119,7 +119,11 @@ class RayTransport:
             data = ray.get(reference[0], timeout=600.0)
         except RayError as error:
             raise ExchangeError(f"the peer that offered its state is gone ({type(error).__name__})") from error
-        return parse_tensors(data.tobytes())
+        # copies, as what is in the store cannot be written to
+        return {
+            name: torch.from_numpy(bytes_.copy()).view(dtype).reshape(shape)
+            for name, (dtype, shape, bytes_) in data.items()
+        }
 
     def _one(self, group: LowCommGroup, plan: m.Plan, op: str, payload: Payload) -> tuple[Tensor, ...]:
         if payload.combine == "gather":
