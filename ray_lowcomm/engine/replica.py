@@ -129,7 +129,8 @@ class Replica:
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Numbers of your own by name, at any time: means over this round and over the replicas that gave them.
 
-        They are in ``rounds.jsonl``, in MLflow, and a sweep can be after them. Nothing is sent and nobody waits.
+        They are in ``rounds.jsonl``, in MLflow, and a sweep can be after them. Nothing is sent and nobody waits. Report
+        before `step`: what is given after a round's last step counts for the next round, after the run's for none.
 
         Raises:
             ModelError: naming what is no number, or a name that is taken.

@@ -1,6 +1,8 @@
 """Metrics of a user's own: given by a loop or by its evaluation, one number a round each."""
 
 import math
+import posixpath
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,11 +15,19 @@ TAKEN = frozenset(
     (
         *("round", "step", "generation", "members", "loss", VAL_LOSS, "bytes_up", "bytes_down", "compute_s"),
         *("exchange_s", "wait_s", "outer_s", "retries", "skipped_steps", "spread"),
-        *("outer_round", "tokens", "own_metrics", "done", "config", "trial_id", "date", "timestamp", "pid", "hostname"),
-        *("node_ip", "iterations_since_restore", "training_iteration", "time_total_s", "time_this_iter_s"),
+        *("number", "trial_id", "status", "reason", "rounds", "tokens", "wall_s", "bytes_to_loss"),
+        *("outer_round", "own_metrics", "bytes_up_total", "bytes_down_total"),
+        *("done", "should_checkpoint", "training_iteration", "config", "experiment_tag", "date", "timestamp", "pid"),
+        *("hostname", "node_ip", "checkpoint_dir_name", "iterations_since_restore", "time_this_iter_s", "time_total_s"),
+        *("time_since_restore", "timesteps_since_restore", "timesteps_this_iter", "timesteps_total"),
+        *("episodes_this_iter", "episodes_total", "_metric", "__duplicate__", "__trial_info__"),
     )
 )
-"""Names that the records of rounds, or Ray Tune's of a trial, have already."""
+"""Names that the records of rounds, the table of a sweep's trials, or Ray Tune's results have already."""
+NAME_LENGTH = 200
+_CHARACTERS = re.compile(
+    r"[\w.\-/ ]+"
+)  # what MLflow takes on all systems: it drops all metrics of a call that has others
 
 Sums = dict[str, list[float]]  # name -> [sum, count]
 
@@ -32,10 +42,21 @@ def checked(given: object, what: str) -> dict[str, float]:
         raise ModelError(f"{what} must be a dictionary of numbers by name, not a {type(given).__name__}")
     numbers = {}
     for name, value in given.items():
-        if not isinstance(name, str) or not name or name in TAKEN or ":" in name:
-            raise ModelError(f"{what}: {name!r} is no name for a metric of your own: take another text, without ':'")
+        _check_name(name, what)
         numbers[name] = number(value, f"{what}: {name!r}")
     return numbers
+
+
+def _check_name(name: object, what: str) -> None:
+    if isinstance(name, str) and name in TAKEN:
+        raise ModelError(f"{what}: {name!r} is no name for a metric of your own: it is taken, choose another")
+    is_path = isinstance(name, str) and posixpath.normpath(name) == name and not name.startswith(("/", ".."))
+    if not isinstance(name, str) or not is_path or not _CHARACTERS.fullmatch(name) or not name.strip(". "):
+        allowed = "letters, digits, '_', '-', '.', spaces, and '/' between two of them"
+        raise ModelError(f"{what}: {name!r} is no name for a metric of your own: allowed are {allowed}")
+    if len(name) > NAME_LENGTH:
+        shown = f"{name[:40]!r} …"
+        raise ModelError(f"{what}: {shown} is a name of {len(name)} characters: allowed are {NAME_LENGTH}")
 
 
 def number(value: Any, what: str) -> float:
@@ -45,7 +66,10 @@ def number(value: Any, what: str) -> float:
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()
     if isinstance(value, bool | int | float):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ModelError(f"{what} is larger than a float can be: divide it first") from None
     shape = f" of shape {list(value.shape)}" if isinstance(value, Tensor) else ""
     raise ModelError(f"{what} is a {type(value).__name__}{shape}: it must be a number")
 

@@ -10,6 +10,7 @@ from ray_lowcomm.core.errors import LowCommError
 from ray_lowcomm.tuning.objective import Values, finite
 from ray_lowcomm.tuning.space import Space, plain
 from ray_lowcomm.tuning.trial_config import overlay
+from ray_lowcomm.tuning.trial_results import MAX
 from ray_lowcomm.tuning.trials import Point, Scalar, Status, Trial
 
 _METRICS = {  # name in a result -> name in `Trial.metrics`
@@ -73,8 +74,12 @@ class Book:
                 metrics[ours] = value
             elif ours in metrics:
                 metrics[ours] = math.inf  # a loss that was a number and is none any more: the run has diverged
-        own = {name: value for name, value in result.get("own_metrics", {}).items() if finite(value) is not None}
-        return self._update(trial_id, metrics=metrics | own | self._values.by_trial.get(trial_id, {}))
+        for name, value in result.get("own_metrics", {}).items():
+            for stale in (name, MAX + name):  # one that was a number and is none any more must not win a sweep
+                metrics.pop(stale, None)
+            if finite(value) is not None:
+                metrics[name] = value
+        return self._update(trial_id, metrics=metrics | self._values.by_trial.get(trial_id, {}))
 
     def ended(self, trial_id: str, stopped_by: str) -> Trial:
         """It is over: finished if it took all its steps, else stopped by `stopped_by`."""

@@ -25,7 +25,8 @@ TRIALS, BEST, REFUSED = "trials.parquet", "best.yaml", "refused.jsonl"
 def trials_table(trials: Sequence[Trial]) -> pa.Table:
     """A row a trial: number, trial_id, status, reason, then all metrics, then the varied settings by dotted name.
 
-    Metrics are float64, null where a trial has none. A setting that is text in one trial is text in all.
+    Metrics are float64, null where a trial has none; one that is called as a varied setting is ``metrics.NAME``. A
+    setting that is text in one trial is text in all.
     """
     columns: dict[str, Any] = {
         "number": pa.array([trial.number for trial in trials], pa.int64()),
@@ -33,9 +34,12 @@ def trials_table(trials: Sequence[Trial]) -> pa.Table:
         "status": pa.array([trial.status for trial in trials], pa.string()),
         "reason": pa.array([trial.reason for trial in trials], pa.string()),
     }
+    settings = _names(trial.params for trial in trials)
     for name in _names(trial.metrics for trial in trials):
-        columns[name] = pa.array([trial.metrics.get(name) for trial in trials], pa.float64())
-    for name in _names(trial.params for trial in trials):
+        columns[f"metrics.{name}" if name in settings else name] = pa.array(
+            [trial.metrics.get(name) for trial in trials], pa.float64()
+        )
+    for name in settings:
         columns[name] = _setting_column([trial.params.get(name) for trial in trials])
     return pa.table(columns)
 

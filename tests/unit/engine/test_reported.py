@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ray_lowcomm.core.errors import ModelError
-from ray_lowcomm.engine.reported import checked, combined, evaluated
+from ray_lowcomm.engine.reported import TAKEN, checked, combined, evaluated
 from tests.unit.engine.own_loop import OwnLoop, loss_of, net
 
 
@@ -26,12 +26,26 @@ def test_a_number_may_be_of_any_kind(value):
         ({"loss": 1.0}, "here: 'loss' is no name for a metric of your own"),
         ({"done": 1.0}, "here: 'done' is no name"),
         ({3: 1.0}, "here: 3 is no name"),
+        ({"": 1.0}, "here: '' is no name .* allowed are letters"),
+        ({"status": 1.0}, "here: 'status' is no name .* it is taken"),  # a column of a sweep's trials
+        ({"should_checkpoint": 1.0}, "here: 'should_checkpoint' is no name"),  # Tune would write one
+        ({"recall@5": 1.0}, "here: 'recall@5' is no name"),  # MLflow takes none of a call with such a name
+        ({"eval//acc": 1.0}, "here: 'eval//acc' is no name"),
+        ({"../acc": 1.0}, "here: '../acc' is no name"),
+        ({"max:acc": 1.0}, "here: 'max:acc' is no name"),
+        ({"x" * 201: 1.0}, "is a name of 201 characters: allowed are 200"),
+        ({"accuracy": 10**400}, "here: 'accuracy' is larger than a float can be"),
         ([0.5], "here must be a dictionary of numbers by name, not a list"),
     ],
 )
 def test_what_is_no_number_or_no_name_is_named(given, said):
     with pytest.raises(ModelError, match=said):
         checked(given, "here")
+
+
+@pytest.mark.parametrize("name", ["accuracy", "eval/acc top-5", "grad.norm", "größe", "_x"])
+def test_names_that_are_free(name):
+    assert checked({name: 1}, "here") == {name: 1.0}
 
 
 def test_what_an_evaluation_may_return():
@@ -79,6 +93,7 @@ def test_metrics_are_in_the_records_and_in_the_summary(tmp_path):
     assert [record["only_1"] for record in records] == [5.0] * 4
     assert [record.get("accuracy") for record in records] == [None, 0.25, None, 0.25]
     assert outcome.summary["metrics"] == {"doubled": 3.0, "only_1": 5.0, "accuracy": 0.25}
+    assert set().union(*records) - TAKEN == {"doubled", "only_1", "accuracy"}
     json.dumps(records, allow_nan=False)
 
 
