@@ -28,7 +28,11 @@ BAD = {
     "no space": ([], 2, ["space = ''", "dct_momentum", "desloc", "diloco", "budget"]),
     "no such space": (["--space", "dct"], 2, ["space = 'dct'", "dct_momentum (", "module:SPACE"]),
     "no trial": (["--space", "diloco", "--num-samples", "0"], 2, ["num_samples = 0: must be 1 or more"]),
-    "objective": (["--space", "diloco", "--objective", "speed"], 2, ["objective = 'speed'", "bytes_to_loss"]),
+    "objective": (
+        ["--space", "diloco", "--objective", "max:val_loss"],
+        2,
+        ["objective = 'max:val_loss'", "bytes_to_loss"],
+    ),
     "a field of a run": (["--space", "diloco", "--inner.steps", "0"], 2, ["inner.steps = 0"]),
     "budget without a step time": (["--space", "budget"], 2, ["budget.step_s = None: must be given"]),
     "pbt without its fields": (
@@ -45,7 +49,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_clear_line(case, tmp_path, capfd, monkeypatch):
     # none of it needs a cluster
-    monkeypatch.setattr("ray_lowcomm.tuning.sweep.connect", lambda settings: False)
+    monkeypatch.setattr("ray_lowcomm.tuning.sweep.connect", lambda settings, prints: False)
     monkeypatch.setattr("ray_lowcomm.tuning.sweep.check_trial_fits", _check_two_cpus)
     monkeypatch.setattr("ray_lowcomm.tuning.sweep._run", None)  # nor comes so far
     argv, code, said = BAD[case]
