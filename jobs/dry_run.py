@@ -8,8 +8,11 @@ from ray_lowcomm.footprint import Footprint, footprint
 
 
 def print_dry_run(config: TrainConfig) -> None:
-    """Build model and data here, try them on a batch, and print the sums."""
+    """Build model and data here, try them on a batch, look for room, and print the sums."""
     lines, remarks = estimate(config)
+    from ray_lowcomm.runtime.cluster import look_for_room
+
+    lines["room"] = look_for_room(config.fleet)
     for name, value in lines.items():
         print(f"{name:<16}{value}")
     for remark in remarks:

@@ -15,7 +15,14 @@ from ray.exceptions import AuthenticationError
 from ray_lowcomm.core.errors import FleetError
 from ray_lowcomm.core.settings import FleetSettings
 from ray_lowcomm.runtime.labels import matches
-from ray_lowcomm.runtime.ray_private import Place, autoscaler_limits, prepare_train_environment, silence_deaths
+from ray_lowcomm.runtime.ray_private import (
+    Place,
+    autoscaler_limits,
+    prepare_train_environment,
+    sessions_of_their_own,
+    silence_deaths,
+)
+from ray_lowcomm.runtime.reach import check_reachable
 
 
 def connect(settings: FleetSettings, prints: bool) -> bool:
@@ -32,7 +39,7 @@ def connect(settings: FleetSettings, prints: bool) -> bool:
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # a job's log is read as it is, escape codes and all
     if ray.is_initialized():
         return False
-    address = settings.address or os.environ.get("RAY_ADDRESS")
+    source, address = named_cluster(settings)
     on_sigterm = signal.getsignal(signal.SIGTERM)
     quiet: dict[str, Any] = {
         "logging_level": "ERROR",
@@ -41,21 +48,23 @@ def connect(settings: FleetSettings, prints: bool) -> bool:
     }
     silence_deaths()
     try:
-        if address and address != "local":
+        if address:
+            check_reachable(address)
             ray.init(address=address, **quiet)
         else:
             _check_this_machine(settings)
-            ray.init(address="local", include_dashboard=False, **quiet)
+            with sessions_of_their_own():
+                ray.init(address="local", include_dashboard=False, **quiet)
     except OSError as error:
         if "AF_UNIX" not in str(error):
-            raise FleetError(_unreachable(address, error)) from error
+            raise FleetError(_unreachable(source, address, error)) from error
         path = str(error).rsplit(": ", 1)[-1]
         raise FleetError(
             f"Ray keeps its sockets in a folder whose path is too long for them, {path}: name a short one, "
             f"RAY_TMPDIR=/tmp (TMPDIR = {os.environ.get('TMPDIR', '')!r})"
         ) from error
     except (RuntimeError, ValueError, AuthenticationError) as error:
-        raise FleetError(_unreachable(address, error)) from error
+        raise FleetError(_unreachable(source, address, error)) from error
     finally:
         # ray.init puts a handler of its own there, that ends the process without ending the run in order
         if threading.current_thread() is threading.main_thread():
@@ -63,9 +72,39 @@ def connect(settings: FleetSettings, prints: bool) -> bool:
     return True
 
 
-def _unreachable(address: str | None, error: Exception) -> str:
+def named_cluster(settings: FleetSettings) -> tuple[str, str]:
+    """(which setting names a cluster, its address), both '' where a local one is to be started."""
+    for source, address in (("fleet.address", settings.address), ("RAY_ADDRESS", os.environ.get("RAY_ADDRESS"))):
+        if address:
+            return (source, address) if address != "local" else ("", "")
+    return "", ""
+
+
+def _unreachable(source: str, address: str, error: Exception) -> str:
     reason = str(error).splitlines()[0].split(". ")[0]
-    return f"fleet.address = {address!r}: no Ray cluster can be reached there: {reason}"
+    if not address:
+        return f"no local Ray could be started: {reason}"
+    return f"{source} = {address!r}: no Ray cluster can be reached there: {reason}"
+
+
+def look_for_room(settings: FleetSettings) -> str:
+    """What a run would find where it would run, in a line.
+
+    Raises:
+        FleetError: it would find no cluster, or no room.
+    """
+    if settings.transport == "local":
+        return "all replicas in one process, whatever they ask for"
+    source, address = named_cluster(settings)
+    if not address:
+        _check_this_machine(settings)
+        return f"this machine's {os.cpu_count()} CPUs, the only thing checked as no cluster is named (fleet.address)"
+    connected = connect(settings, prints=False)
+    try:
+        return check_room(settings) or f"there is room at {source} = {address}"
+    finally:
+        if connected:
+            ray.shutdown()
 
 
 def check_room(settings: FleetSettings) -> str:

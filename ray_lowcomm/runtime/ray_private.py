@@ -5,11 +5,14 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
+from ray._private import services
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.constants import get_env_vars_to_propagate
 from ray.train.v2._internal.execution.controller import TrainController
@@ -177,6 +180,48 @@ def silence_deaths() -> None:
     filters: Any = stdout_deduplicator
     if filters.skip_re is None:
         filters.skip_re = re.compile("A worker died or was killed while executing a task")
+
+
+@contextmanager
+def sessions_of_their_own() -> Iterator[None]:
+    """Context in which the processes that Ray starts on this machine are in sessions of their own.
+
+    A signal to this process and its group (Ctrl-C, `timeout`, a batch system) is then for this process alone, which
+    needs Ray to end the run in order. Should it be killed the kernel kills them all the same.
+    """
+    name = "ConsolePopen"
+    before = getattr(services, name)
+    setattr(services, name, partial(before, start_new_session=True))
+    try:
+        yield
+    finally:
+        setattr(services, name, before)
+
+
+def gcs_address(address: str) -> str:
+    """host:port of a cluster's control service, for an address as `ray.init` takes it; `ask_gcs` may be called then.
+
+    Raises:
+        ValueError: it is not an address.
+        ConnectionError: it is 'auto', and no cluster is known on this machine.
+        AuthenticationError: a token is needed, and there is none.
+    """
+    from ray._private.authentication import authentication_token_setup as tokens
+
+    if address == "auto":  # as in ray.init; without its token a client of the GCS ends the process
+        tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    tokens.ensure_token_if_auth_enabled(None, create_token_if_missing=False)
+    found: str | None = services.canonicalize_bootstrap_address(address)
+    if found is None:
+        raise ConnectionError("no Ray cluster was started on this machine")
+    return found
+
+
+def ask_gcs(address: str) -> None:
+    """Connect to the control service at host:port; takes up to 40 s, and says in an error of Ray's what is wrong."""
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # is compiled
+
+    GcsClient(address=address)
 
 
 def draining_nodes() -> set[str]:
