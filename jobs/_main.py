@@ -8,7 +8,7 @@ from typing import NoReturn
 from ray_lowcomm.config import ConfigError
 from ray_lowcomm.core.errors import LowCommError, SettingError
 from ray_lowcomm.core.wording import worded
-from ray_lowcomm.runtime.stopping import sigterm_interrupts
+from ray_lowcomm.runtime.stopping import signals_interrupt
 
 EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 130
 
@@ -17,11 +17,11 @@ def run_main(function: Callable[[Sequence[str]], int | None], argv: Sequence[str
     """Runs a job with the arguments of the command line and returns its exit code.
 
     0 or what `function` returns; 2 for a bad setting; 1 for a run that failed; 130 when it was stopped (Ctrl-C,
-    SIGTERM). An error that is the user's to mend is printed as it is, without a stack; any other is a fault in this
-    program and keeps its stack.
+    SIGTERM, SIGHUP). An error that is the user's to mend is printed as it is, without a stack; any other is a fault in
+    this program and keeps its stack.
     """
     try:
-        with sigterm_interrupts():
+        with signals_interrupt():
             return function(sys.argv[1:] if argv is None else argv) or 0
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -8,10 +8,11 @@ would do and cost. With ``--run.resume`` what is not given is as the run of that
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from pydantic import Field
 
-from jobs._main import leave, run_main
+from jobs._main import EXIT_STOPPED, leave, run_main
 from jobs._paths import settled
 from jobs._saved import saved_config
 from ray_lowcomm.config import TrainConfig, load_config
@@ -24,24 +25,24 @@ class JobConfig(TrainConfig):
     dry_run: bool = Field(False, description="say what the run would do and cost, and exit", exclude=True)
 
 
-def main(argv: Sequence[str]) -> None:
-    """Run the job with these arguments."""
+def main(argv: Sequence[str]) -> int:
+    """Run the job with these arguments; returns its exit code."""
     config = settled(load_config(argv, JobConfig, base=saved_config))
     if config.dry_run:
         from jobs.dry_run import print_dry_run
 
         print_dry_run(config)
-        return
+        return 0
     preflight(config)
-    train(config)
+    return EXIT_STOPPED if train(config)["status"] == "stopped" else 0
 
 
-def train(config: TrainConfig) -> None:
-    """Train as configured; FleetError if the run fails."""
+def train(config: TrainConfig) -> dict[str, Any]:
+    """Train as configured and return the run's summary; FleetError if it fails."""
     from ray_lowcomm.tracking.recorder import Recorder
     from ray_lowcomm.training import trainer_of
 
-    trainer_of(config, lambda path, start: Recorder(config, path, start)).fit()
+    return trainer_of(config, lambda path, start: Recorder(config, path, start)).fit().summary
 
 
 if __name__ == "__main__":

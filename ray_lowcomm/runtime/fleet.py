@@ -22,6 +22,8 @@ from ray_lowcomm.runtime.elastic import ElasticCohorts
 from ray_lowcomm.runtime.groups import RayGroups
 from ray_lowcomm.runtime.ray_private import Place, beside_this_process
 from ray_lowcomm.runtime.sending import Sent
+from ray_lowcomm.runtime.stopping import stop_in_order
+from ray_lowcomm.runtime.submitted import stop_time_s
 from ray_lowcomm.runtime.worker import WorkerPlan
 
 POLL_S = 0.25  # a signal is noticed only between two waits
@@ -29,7 +31,9 @@ CALL_TIMEOUT_S = 60.0
 TRAIN_FOLDER = ".ray_train"
 RESUME = f": go on with {option('run.resume')}"
 LEAVE_S = 15.0  # how long replicas may take to leave by themselves
-CUT_S = 0.8  # the same when the process is stopped from outside: after `ray job stop` it has 3 s to live
+STOP_S = 6.0  # how long they may take to save their state, when the process is stopped from outside
+CUT_S = 1.2  # at least; after `ray job stop` there are 3 s in all, as a rule
+END_S = 1.8  # what everything after that takes
 
 
 class RayFleet:
@@ -70,8 +74,11 @@ class RayFleet:
         try:
             ray.get(self._driver.start.remote(), timeout=max(CALL_TIMEOUT_S, self._plan.fleet.start_s))
             self._start_cohorts(train)
-            while not self._stopping and not self._follow():
-                self._tend_cohorts()
+            with stop_in_order() as asked:
+                while not self._stopping and not self._follow():
+                    self._tend_cohorts()
+                    if asked():
+                        raise KeyboardInterrupt
         except KeyboardInterrupt:
             stopped = True
             raise
@@ -151,11 +158,11 @@ class RayFleet:
                 self._driver.cohort_ended.remote(cohort.number, cohort.members, cohort.reason)
 
     def _cut(self) -> None:
-        """Stopped from outside: a moment for replicas to leave, then all of it goes at once and is not waited for."""
-        deadline = time.monotonic() + CUT_S
+        """Stopped from outside: replicas may save what they have; then all of it goes, and is not waited for."""
+        deadline = time.monotonic() + min(STOP_S, max(CUT_S, stop_time_s() - END_S))
         try:
-            ray.get(self._driver.stop.remote("stopped from outside"), timeout=CUT_S)
-            while (left := deadline - time.monotonic()) > 0 and not self._follow(left, 2 * CUT_S):
+            ray.get(self._driver.stop.remote("asked from outside", save=True), timeout=CUT_S)
+            while (left := deadline - time.monotonic()) > 0 and not self._follow(min(left, POLL_S), 2 * CUT_S):
                 pass
             self.summary = dict(ray.get(self._driver.summary.remote(), timeout=CUT_S))
         except (GetTimeoutError, RayError) as error:

@@ -1,5 +1,7 @@
-"""What is different in a process that `ray job submit` started with a working directory."""
+"""What is different in a process that `ray job submit` started, with a working directory or without."""
 
+import math
+import os
 from pathlib import Path
 
 from ray_lowcomm.core.errors import SettingError
@@ -8,6 +10,13 @@ from ray_lowcomm.core.errors import SettingError
 # that runs a process of it, and deletes it when it needs the space or when the cluster ends. (A fact of Ray's inside:
 # tests/jobs/test_job_submit.py notices when it changes.)
 _UNPACKED = ("runtime_resources", "working_dir_files")
+
+
+def stop_time_s() -> float:
+    """Seconds between `ray job stop` and SIGKILL; infinite where Ray's job server has not started this process."""
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:
+        return math.inf
+    return float(os.environ.get("RAY_JOB_STOP_WAIT_TIME_S", "3"))
 
 
 def is_temporary(path: Path | str) -> bool:

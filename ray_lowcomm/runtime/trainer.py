@@ -25,7 +25,7 @@ from ray_lowcomm.engine.member import TrainLoop, describe
 from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.runtime.arguments import judged
 from ray_lowcomm.runtime.run_folder import RunFolder
-from ray_lowcomm.runtime.stopping import sigterm_interrupts
+from ray_lowcomm.runtime.stopping import signals_interrupt, stop_in_order
 
 
 class Recorder(Protocol):
@@ -140,7 +140,7 @@ class LowCommTrainer:
             raise reworded(error, self.options.reader) from error.__cause__
 
     def _fit(self) -> Result:
-        with sigterm_interrupts(), RunFolder(self.run) as folder, ExitStack() as closing:
+        with signals_interrupt(), RunFolder(self.run) as folder, ExitStack() as closing:
             recorder = self._recorder(folder)
             over = folder.finished(self.steps) if self.run.resume == "auto" else None
             if over is not None:
@@ -162,9 +162,10 @@ class LowCommTrainer:
                 if status == "stopped":
                     recorder.on_notice(self._worded(folder.kept()))
                 raise
-            early = "stopped" if self._stopping else "incomplete"
+            stopping = self._stopping or attempt.stopping
+            early = "stopped" if stopping else "incomplete"
             status = "failed" if attempt.failure else "finished" if attempt.complete else early
-            reason = attempt.failure or (self._stopping if status == "stopped" else "")
+            reason = attempt.failure or (stopping if status == "stopped" else "")
             final = recorder.on_end(self._head() | {"status": status, "error": reason} | attempt.summary)
             if attempt.failure:
                 raise FleetError(attempt.failure + attempt.hint)
@@ -188,7 +189,11 @@ class LowCommTrainer:
 
             local = LocalFleet(plan, spec, lambda event: self._on_local_event(attempt, local, event))
             try:
-                local.run(self.train_loop)
+                with stop_in_order() as asked:
+                    local.stop_wanted = asked
+                    local.run(self.train_loop)
+                if asked() and not attempt.complete:
+                    raise KeyboardInterrupt
             except _Stopped:
                 return
             finally:
@@ -310,7 +315,7 @@ class _Attempt:
         before: float = plan.restored["totals"]["wall_s"] if plan.restored else 0.0
         self._began = time.monotonic() - before
         self.shown = recorder if isinstance(recorder, ShowsOutput) else None
-        self.failure = self.hint = ""
+        self.failure = self.hint = self.stopping = ""
         self.complete = False
         self.summary: dict[str, Any] = {}
 
@@ -334,6 +339,8 @@ class _Attempt:
             self._recorder.on_notice(f"validation loss before training: {event.data:.4f}")
         elif event.kind == "manifest":
             self._write_manifest(*event.data)
+        elif event.kind == "stopped":
+            self.stopping = event.data
         elif event.kind == "ended":
             self.complete = event.data
         elif event.kind == "failed":

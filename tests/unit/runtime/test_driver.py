@@ -164,15 +164,25 @@ def test_replicas_on_a_node_that_is_drained_are_asked_to_leave(tmp_path, monkeyp
     run(scenario)
 
 
-def test_a_fleet_of_a_fixed_size_does_not_ask_for_drained_nodes(tmp_path, monkeypatch):
-    monkeypatch.setattr(driver_module, "draining_nodes", lambda: pytest.fail("asked"))
+def test_a_fleet_of_a_fixed_size_stops_when_all_of_its_nodes_are_drained(tmp_path, monkeypatch):
+    drained = set()
+    monkeypatch.setattr(driver_module, "draining_nodes", lambda: drained)
 
     async def scenario():
         room = Room(tmp_path)
+        for index in range(len(room.processes)):
+            room.processes[index] = Process(f"first {index}", node=f"node {index}")
         await room.driver.start()
         await room.begin()
-        await asyncio.sleep(0.1)
-        assert not await room.notices()
+        asked = asyncio.ensure_future(room.driver.stop_asked())
+        drained.add("node 0")
+        await room.until(lambda: room.driver._events.since(0)[-1].kind == "notice")
+        assert "a checkpoint is written with the next round" in (await room.notices())[-1]
+        assert not asked.done()
+        drained.update(f"node {index}" for index in range(len(room.processes)))
+        await asyncio.wait_for(asked, PATIENCE_S)
+        stopped = [event.data for event in room.driver._events.since(0) if event.kind == "stopped"]
+        assert stopped == ["all replicas: its node is being drained"]
 
     run(scenario)
 

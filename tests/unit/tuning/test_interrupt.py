@@ -2,6 +2,7 @@ import signal
 
 import pytest
 
+from ray_lowcomm.tuning import interrupt
 from ray_lowcomm.tuning.interrupt import interrupts
 
 pytestmark = pytest.mark.usefixtures("signals_of_a_new_process")
@@ -31,7 +32,18 @@ def test_both_signals_are_tunes_to_handle(number):
     assert [signal.getsignal(name) for name in names] == before
 
 
-def test_a_second_one_is_not_patient():
+def test_one_that_follows_at_once_is_the_same_request():
+    """`timeout` signals its child and then its whole group."""
+    with interrupts() as stopping:
+        seen = []
+        tune_handles(seen)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert stopping()
+
+
+def test_a_second_one_is_not_patient(monkeypatch):
+    monkeypatch.setattr(interrupt, "SAME_S", 0.0)
     with interrupts():
         tune_handles([])
         signal.raise_signal(signal.SIGTERM)
