@@ -83,7 +83,9 @@ def moments_of(inner: Any) -> tuple[str, ...] | None:
 EFFECTS: tuple[Effect, ...] = (
     Effect(("data.path",), ("data.name",), lambda c: c.data.name == "files", "data.name to files"),
     Effect(
-        _names("data", "text_column", "image_column", "label_column", "split", "tokenizer", "cache_dir"),
+        _names(
+            "data", "text_column", "tokens_column", "image_column", "label_column", "split", "tokenizer", "cache_dir"
+        ),
         ("data.name",),
         _opened,
         "data.name to files or hf:DATASET",

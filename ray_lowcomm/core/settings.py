@@ -116,6 +116,8 @@ class ModelSettings:
 class DataSettings:
     """`name`: ``python_stdlib``, ``digits``, ``files`` (Parquet, Arrow, JSONL or text at `path`) or ``hf:DATASET``.
 
+    `tokens_column` holds lists of token numbers; None: data with such a column is read as text or images all the same.
+
     `sequence_length` is in tokens; `tokenizer` is ``bytes`` or a local folder or name of a Hugging Face tokenizer.
     `eval_samples` bounds the fixed validation subset. `cache_dir` is where Hugging Face `datasets` keeps its Arrow
     files (default: its own).
@@ -126,6 +128,7 @@ class DataSettings:
     name: str = "python_stdlib"
     path: str | None = None
     text_column: str = "text"
+    tokens_column: str | None = "input_ids"
     image_column: str = "image"
     label_column: str = "label"
     config_name: str | None = None

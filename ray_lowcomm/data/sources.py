@@ -3,24 +3,19 @@
 import glob
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ray_lowcomm.core.errors import DataError
 from ray_lowcomm.core.settings import DataSettings
+from ray_lowcomm.data.formats import KINDS, DataFile, find_kind, looks_like_data
+from ray_lowcomm.data.prepare import Origin, read_files
+from ray_lowcomm.data.use import Use, choose_use
 
-KINDS = {
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".json": "json",
-    ".txt": "text",
-    ".text": "text",
-}
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev", "eval", "test")
 """Names of splits to validate on; the first that the source has is taken."""
 
@@ -29,20 +24,27 @@ _VALIDATION_NAMES = ("validation", "valid", "val", "dev", "eval", "test")
 class Source:
     """An opened source: `train` and, if it has a split for it, `validation`, both ``datasets.Dataset``.
 
-    `lines`: rows are the lines of text files, with their line ends, and not documents of their own. `what` names the
-    source in messages.
+    They hold the columns of `use`. `lines`: rows are the lines of text files, with their line ends, and not documents
+    of their own. `what` names the source in messages, and `origins` say of each split where its rows come from.
     """
 
     train: Any
     validation: Any | None
     lines: bool
     what: str
+    use: Use
+    origins: Mapping[str, Origin]
+
+    def where(self, split: str, row: int) -> str:
+        """Names a row, numbered from 0 on, of the split ``train`` or ``validation``."""
+        return f"{self.what}: {self.origins.get(split, Origin(())).where(row)}"
 
 
 def open_source(settings: DataSettings) -> Source:
-    """Opens what `settings` name: ``files`` at `path`, or ``hf:DATASET``. Both are cached by ``datasets``.
+    """Opens what `settings` name: ``files`` at `path`, or ``hf:DATASET``. Both are cached as Arrow tables.
 
-    Raises DataError, one line, if it does not exist, cannot be read, is of an unknown kind or holds nothing.
+    Raises DataError, one line, if it does not exist, cannot be read, is of an unknown kind, holds nothing, or nothing
+    to train on.
     """
     if settings.name == "files":
         return _open_files(settings)
@@ -92,7 +94,7 @@ def find_files(settings: DataSettings) -> tuple[str, dict[str, list[str]]]:
         return "saved", {}
     try:
         files = [path] if "://" in path else _find_files(path, what)
-        kind = _kind(files, what)
+        kind = find_kind(files, what)
         holding = [file for file in files if "://" in file or _holds_something(file)]
     except OSError as error:
         raise DataError(f"{what} cannot be read: {type(error).__name__}: {error.strerror}") from error
@@ -108,17 +110,18 @@ def _open_files(settings: DataSettings) -> Source:
     what = f"data.path = {settings.path!r}"
     if kind == "saved":
         return _open_saved(settings, what)
-    options: dict[str, Any] = {"keep_linebreaks": True} if kind == "text" else {}
-    escaped = {name: [glob.escape(file) for file in group] for name, group in splits.items()}
-    loaded = _load(
-        settings,
-        what,
-        "check that the files are whole, and UTF-8 if they are text",
-        kind,
-        data_files=escaped,
-        **options,
-    )
-    return Source(loaded["train"], loaded.get("validation"), kind == "text", what)
+    if "://" in (settings.path or ""):
+        options: dict[str, Any] = {"keep_linebreaks": True} if kind == "text" else {}
+        return _load(settings, what, "check that it is there and whole", kind, data_files=splits, **options)
+    files = {name: [DataFile(file, file, kind) for file in group] for name, group in splits.items()}
+    return _read(files, settings, what, lines=kind == "text")
+
+
+def _read(files: Mapping[str, list[DataFile]], settings: DataSettings, what: str, lines: bool) -> Source:
+    use, tables = read_files(files, settings, what, partial(choose_use, settings=settings, what=what))
+    rows = {name: table for name, (table, _) in tables.items()}
+    origins = {name: origin for name, (_, origin) in tables.items()}
+    return Source(rows["train"], rows.get("validation"), lines, what, use, origins)
 
 
 def _find_files(path: str, what: str) -> list[str]:
@@ -127,7 +130,7 @@ def _find_files(path: str, what: str) -> list[str]:
     if Path(path).is_dir():
         inside = (file for file in Path(path).rglob("*") if file.is_file())
         hidden = (file for file in inside if not any(p[0] in "._" for p in file.relative_to(path).parts))
-        found = [str(file.absolute()) for file in hidden if file.suffix.lower() in KINDS]
+        found = [str(file.absolute()) for file in hidden if looks_like_data(file.name)]
         if not found:
             raise DataError(f"{what}: the folder holds no file of a known kind ({', '.join(KINDS)})")
         return sorted(found)
@@ -136,17 +139,6 @@ def _find_files(path: str, what: str) -> list[str]:
     if not found:
         raise DataError(f"{what}: no such file or folder, and no file matches it as a pattern")
     return sorted(found)
-
-
-def _kind(files: list[str], what: str) -> str:
-    suffixes = sorted({Path(file).suffix.lower() for file in files})
-    unknown = [suffix for suffix in suffixes if suffix not in KINDS]
-    if unknown:
-        raise DataError(f"{what}: files of unknown kind {unknown[0] or '(no suffix)'!r}; known are {', '.join(KINDS)}")
-    kinds = sorted({KINDS[suffix] for suffix in suffixes})
-    if len(kinds) > 1:
-        raise DataError(f"{what}: files of several kinds ({', '.join(suffixes)}); give a pattern that picks one")
-    return kinds[0]
 
 
 def _holds_something(file: str) -> bool:
@@ -192,10 +184,19 @@ def _open_saved(settings: DataSettings, what: str) -> Source:
         try:
             loaded = datasets.load_from_disk(settings.path)
         except Exception as error:
-            raise DataError(f"{what}: a saved data set that cannot be read: {root_cause(error)}") from error
-    if isinstance(loaded, datasets.DatasetDict):
-        return _choose_splits(dict(loaded), settings, what)
-    return _choose_splits({"train": loaded}, settings, what)
+            culprit = _damaged_file(settings.path or "") or root_cause(error)
+            raise DataError(f"{what}: a saved data set that cannot be read: {culprit}") from error
+    splits = dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
+    return _choose_splits(splits, settings, what)
+
+
+def _damaged_file(folder: str) -> str | None:
+    for file in sorted(Path(folder).rglob("*.arrow")):
+        try:
+            DataFile(str(file), str(file), "arrow").head()
+        except DataError as error:
+            return str(error)
+    return None
 
 
 def check_hub_name(name: str) -> None:
@@ -212,26 +213,68 @@ def _open_hub(settings: DataSettings) -> Source:
         "check the name, data.config_name and the network; without one, load it once where there is one and copy the "
         "cache (data.cache_dir), or use data.name = 'files'"
     )
-    return _choose_splits(_load(settings, what, advice, name, settings.config_name), settings, what)
+    return _load(settings, what, advice, name, settings.config_name)
 
 
-def _choose_splits(splits: dict[str, Any], settings: DataSettings, what: str) -> Source:
-    if settings.split not in splits:
-        raise DataError(f"{what} has no split {settings.split!r} (data.split): it has {', '.join(splits)}")
-    names = [name for name in _VALIDATION_NAMES if name in splits and name != settings.split]
-    return Source(splits[settings.split], splits[names[0]] if names else None, False, what)
+def _chosen_splits(names: Collection[str], settings: DataSettings, what: str) -> dict[str, str]:
+    """The names of the splits to train on and, if there is one, to validate on."""
+    if settings.split not in names:
+        raise DataError(f"{what} has no split {settings.split!r} (data.split): it has {', '.join(names)}")
+    others = [name for name in _VALIDATION_NAMES if name in names and name != settings.split]
+    return {"train": settings.split} | ({"validation": others[0]} if others else {})
 
 
-def _load(settings: DataSettings, what: str, advice: str, *args: Any, **options: Any) -> dict[str, Any]:
+def _choose_splits(splits: Mapping[str, Any], settings: DataSettings, what: str, lines: bool = False) -> Source:
+    chosen = {name: splits[split] for name, split in _chosen_splits(splits, settings, what).items()}
+    columns = chosen["train"].column_names
+    everywhere = [name for name in columns if all(name in rows.column_names for rows in chosen.values())]
+    use = choose_use(columns, everywhere, settings, what)
+    missing = [name for name in use.columns if name not in everywhere]
+    if missing:
+        raise DataError(f"{what}: its split for validation has no column {missing[0]!r}, which that for training has")
+    rows = {name: table.select_columns(list(use.columns)) for name, table in chosen.items()}
+    return Source(rows["train"], rows.get("validation"), lines, what, use, {})
+
+
+def _load(settings: DataSettings, what: str, advice: str, *args: Any, **options: Any) -> Source:
+    """Opens what the library finds; if it cannot make one table of its files, only the columns used are read."""
     try:
         import datasets
     except ImportError as error:
         raise DataError(f"{what} needs the package 'datasets': pip install datasets") from error
-    load: Callable[..., Any] = datasets.load_dataset
+    lines = "keep_linebreaks" in options
     with quiet_datasets():
         try:
-            return dict(load(*args, cache_dir=settings.cache_dir, **options))
+            load: Callable[..., Any] = datasets.load_dataset
+            loaded = dict(load(*args, cache_dir=settings.cache_dir, **options))
         except Exception as error:
             if "corresponds to no data" in str(error):
                 raise DataError(f"{what}: the data set is empty: it holds no row") from error
-            raise DataError(f"{what} cannot be read: {root_cause(error)}; {advice}") from error
+            files = None
+            if isinstance(error, datasets.exceptions.DatasetGenerationError):
+                files = _files_of(settings, what, *args, **options)
+            if files is None:
+                raise DataError(f"{what} cannot be read: {root_cause(error)}; {advice}") from error
+            return _read(files, settings, what, lines)
+    return _choose_splits(loaded, settings, what, lines)
+
+
+def _files_of(settings: DataSettings, what: str, *args: Any, **options: Any) -> dict[str, list[DataFile]] | None:
+    """The files, on this machine, of a data set that the library knows; None if they are of no kind that is read."""
+    import datasets
+
+    builder = datasets.load_dataset_builder(*args, cache_dir=settings.cache_dir, **options)
+    known = builder.config.data_files or {}
+    if not known:
+        return None
+    chosen = _chosen_splits({str(name): group for name, group in known.items()}, settings, what)
+    manager = datasets.DownloadManager(download_config=datasets.DownloadConfig(cache_dir=settings.cache_dir))
+    found = {}
+    for name, split in chosen.items():
+        urls = [str(url) for url in known[split]]
+        if not all(looks_like_data(url) for url in urls):
+            return None
+        kind = find_kind(urls, what)
+        paths = manager.download(urls)
+        found[name] = [DataFile(path, url, kind) for path, url in zip(paths, urls, strict=True)]
+    return found

@@ -1,20 +1,23 @@
-"""Text from Arrow tables: made into windows of tokens once, cached on disk and memory-mapped from there."""
+"""Text and tokens from Arrow tables: made into windows once, cached on disk and memory-mapped from there."""
 
 import hashlib
 import os
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ray_lowcomm.core.errors import DataError
 from ray_lowcomm.core.settings import DataSettings
+from ray_lowcomm.data.prepare import cache_folder
+from ray_lowcomm.data.runs import Runs, TextRuns, TokenRuns, check_column
 from ray_lowcomm.data.samples import Batch, Dataset, Split, Subset, next_token_batch
 from ray_lowcomm.data.sources import Source, quiet_datasets, root_cause
 from ray_lowcomm.data.split import RowSplit
-from ray_lowcomm.data.tokens import Tokens, make_tokens
+from ray_lowcomm.data.tokens import make_tokens
 
-_FORMAT = 1
+_FORMAT = 2
 """Part of the cache's key: raise it when the windows of the same text would come out differently."""
 
 _COLUMN = "window"
@@ -29,7 +32,7 @@ class ArrowWindows:
 
     def __init__(self, table: Any, sequence_length: int, vocab_size: int) -> None:
         self.tokens_per_sample = sequence_length
-        self.model_defaults = {"vocab_size": vocab_size, "sequence_length": sequence_length}
+        self.model_defaults: dict[str, Any] = {"vocab_size": vocab_size, "sequence_length": sequence_length}
         chunks = [chunk for chunk in table.column(_COLUMN).chunks if len(chunk)]
         shape = (-1, sequence_length + 1)
         self._chunks = [chunk.flatten().to_numpy(zero_copy_only=True).reshape(shape) for chunk in chunks]
@@ -56,19 +59,42 @@ class ArrowWindows:
 def load_text(source: Source, settings: DataSettings, split: Split) -> Dataset:
     """Returns the windows of one split; without a split of its own, validation gets rows by hash of their number.
 
-    A source of one row is split by windows: the last ones are for validation. Raises DataError if the text column is
-    not text, or there is too little of it.
+    A source of one row is split by windows: the last ones are for validation. Raises DataError if the column used does
+    not hold text or tokens, or there is too little of it.
     """
-    tokens = make_tokens(settings, documents=not source.lines)
+    if source.use.kind == "text":
+        check_column(source.train, source.use, settings, source.what)
+        return _load(source, settings, split, TextRuns(make_tokens(settings, not source.lines), source.use.columns[0]))
+    return _load_tokens(source, settings, split)
+
+
+def _load_tokens(source: Source, settings: DataSettings, split: Split) -> Dataset:
+    tables = {"train": source.train} | ({} if source.validation is None else {"validation": source.validation})
+    runs, places = {}, []
+    for name, rows in tables.items():
+        check_column(rows, source.use, settings, source.what)
+        runs[name] = TokenRuns(source.use, rows, partial(source.where, name))
+        key = _digest(_FORMAT, rows._fingerprint, runs[name].key)
+        places.append((runs[name].measure(rows, cache_folder(settings) / f"{key}.json"), runs[name].vocab_size))
+    place, vocab_size = max(places, key=lambda found: found[1])
+    for found in runs.values():
+        found.vocab_size = vocab_size
+    dataset = _load(source, settings, split, runs[split if split in runs else "train"])
+    defaults: dict[str, Any] = dataset.model_defaults  # type: ignore[attr-defined]
+    defaults["vocab_size_at"] = place
+    return dataset
+
+
+def _load(source: Source, settings: DataSettings, split: Split, runs: Runs) -> Dataset:
     if source.validation is not None:
         rows = source.validation if split == "validation" else source.train
-        return _windows(rows, source, settings, tokens, keep=None)
+        return _windows(rows, source, settings, runs, keep=None)
     count = len(source.train)
     if count == 1:
-        return _split_windows(_windows(source.train, source, settings, tokens, keep=None), source, settings, split)
+        return _split_windows(_windows(source.train, source, settings, runs, keep=None), source, settings, split)
     block = min(_LINES_IN_A_BLOCK, max(1, count // _LINES_IN_A_BLOCK)) if source.lines else 1
     row_split = RowSplit(count, settings.validation_fraction, block)
-    return _windows(source.train, source, settings, tokens, keep=(split == "validation", row_split))
+    return _windows(source.train, source, settings, runs, keep=(split == "validation", row_split))
 
 
 def _split_windows(windows: ArrowWindows, source: Source, settings: DataSettings, split: Split) -> Dataset:
@@ -89,20 +115,19 @@ class _Grouper:
     What is left of one batch begins the next. A source too short for one window is repeated to fill it.
     """
 
-    def __init__(self, tokens: Tokens, settings: DataSettings, rows: int, keep: tuple[bool, RowSplit] | None) -> None:
-        self.tokens, self.column, self.rows, self.keep = tokens, settings.text_column, rows, keep
-        self.length = settings.sequence_length
-        self.rest = np.empty(0, dtype=tokens.dtype)
+    def __init__(self, runs: Runs, length: int, rows: int, keep: tuple[bool, RowSplit] | None) -> None:
+        self.runs, self.rows, self.keep = runs, rows, keep
+        self.length = length
+        self.rest = np.empty(0, dtype=runs.dtype)
         self.produced = False
 
-    def __call__(self, rows: dict[str, list[str | None]], indices: list[int]) -> dict[str, np.ndarray]:
-        texts = rows[self.column]
+    def __call__(self, rows: pa.Table, indices: list[int]) -> dict[str, np.ndarray]:
+        wanted = np.ones(len(indices), dtype=bool)
         if self.keep is not None:
-            wanted, row_split = self.keep
-            chosen = row_split.is_validation(np.array(indices)) == wanted
-            texts = [text for text, take in zip(texts, chosen, strict=True) if take]
-        encoded = self.tokens.encode([text for text in texts if text])
-        run = np.concatenate([self.rest, encoded.astype(self.tokens.dtype, copy=False)])
+            held_out, row_split = self.keep
+            wanted = row_split.is_validation(np.array(indices)) == held_out
+        encoded = self.runs.encode(rows, wanted, indices)
+        run = np.concatenate([self.rest, encoded.astype(self.runs.dtype, copy=False)])
         if indices[-1] == self.rows - 1 and not self.produced and 0 < len(run) <= self.length:
             run = np.resize(run, self.length + 1)
         count = max(0, (len(run) - 1) // self.length)
@@ -113,61 +138,47 @@ class _Grouper:
 
 
 def _windows(
-    rows: Any, source: Source, settings: DataSettings, tokens: Tokens, keep: tuple[bool, RowSplit] | None
+    rows: Any, source: Source, settings: DataSettings, runs: Runs, keep: tuple[bool, RowSplit] | None
 ) -> ArrowWindows:
     import datasets
 
-    _check_text(rows, source, settings)
-    empty = DataError(f"{source.what}: the data set is empty: column {settings.text_column!r} holds no text")
+    column = runs.columns[0]
+    empty = DataError(f"{source.what}: the data set is empty: column {column!r} holds no {source.use.kind}")
     if len(rows) == 0:
         raise empty
     size = settings.sequence_length + 1
-    features = datasets.Features({_COLUMN: datasets.List(datasets.Value(tokens.dtype), length=size)})
-    fingerprint = _fingerprint(rows, source, settings, tokens, keep)
-    folder = Path(settings.cache_dir or datasets.config.HF_DATASETS_CACHE) / "ray_lowcomm"
+    features = datasets.Features({_COLUMN: datasets.List(datasets.Value(runs.dtype), length=size)})
+    split = (keep[0], keep[1].fraction, keep[1].block) if keep else None
+    fingerprint = _digest(_FORMAT, rows._fingerprint, source.lines, settings.sequence_length, runs.key, split)
+    folder = cache_folder(settings)
     with quiet_datasets():
         try:
             os.makedirs(folder, exist_ok=True)
-            mapped = rows.select_columns([settings.text_column]).map(
-                _Grouper(tokens, settings, len(rows), keep),
-                with_indices=True,
-                batched=True,
-                batch_size=20_000 if source.lines else 1_000,
-                writer_batch_size=max(1_000, 2**24 // size),
-                remove_columns=[settings.text_column],
-                features=features,
-                new_fingerprint=fingerprint,
-                cache_file_name=str(folder / f"{fingerprint}.arrow"),
-                load_from_cache_file=True,
+            mapped = (
+                rows.select_columns(list(runs.columns))
+                .with_format("arrow")
+                .map(
+                    _Grouper(runs, settings.sequence_length, len(rows), keep),
+                    with_indices=True,
+                    batched=True,
+                    batch_size=20_000 if source.lines else 1_000,
+                    writer_batch_size=max(1_000, 2**24 // size),
+                    remove_columns=list(runs.columns),
+                    features=features,
+                    new_fingerprint=fingerprint,
+                    cache_file_name=str(folder / f"{fingerprint}.arrow"),
+                    load_from_cache_file=True,
+                )
             )
+        except DataError:
+            raise
         except Exception as error:
             raise DataError(f"{source.what} cannot be made into tokens: {root_cause(error)}") from error
-    windows = ArrowWindows(mapped.data, settings.sequence_length, tokens.vocab_size)
+    windows = ArrowWindows(mapped.data, settings.sequence_length, runs.vocab_size)
     if len(windows) == 0:
         raise empty
     return windows
 
 
-def _check_text(rows: Any, source: Source, settings: DataSettings) -> None:
-    kind = getattr(rows.features[settings.text_column], "dtype", type(rows.features[settings.text_column]).__name__)
-    if kind not in ("string", "large_string", "string_view"):
-        raise DataError(
-            f"{source.what}: column {settings.text_column!r} (data.text_column) holds {kind}, not text; the columns "
-            f"are {', '.join(rows.column_names)}"
-        )
-
-
-def _fingerprint(
-    rows: Any, source: Source, settings: DataSettings, tokens: Tokens, keep: tuple[bool, RowSplit] | None
-) -> str:
-    split = (keep[0], keep[1].fraction, keep[1].block) if keep else None
-    parts = (
-        _FORMAT,
-        rows._fingerprint,
-        source.lines,
-        settings.text_column,
-        settings.sequence_length,
-        tokens.key,
-        split,
-    )
+def _digest(*parts: object) -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

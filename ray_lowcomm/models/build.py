@@ -40,6 +40,8 @@ def build(
         _check_size("vocab_size", getattr(wrapped.hf_model.config, "vocab_size", None), defaults)
         model: nn.Module = wrapped
     elif ":" in name:
+        if "vocab_size_at" in (defaults or {}):  # then the size is a fact of the data, and not that of a tokenizer
+            _check_size("vocab_size", settings.args.get("vocab_size"), defaults)
         model = _call(name, _find_factory(name, _import_module(name)), settings.args)
     elif name in MODELS:
         takes = inspect.signature(MODELS[name]).parameters
@@ -74,7 +76,10 @@ def _check_size(argument: str, size: object, defaults: Mapping[str, Any] | None)
     # Otherwise the first rare token is an index error deep inside torch, hours later.
     needed = (defaults or {}).get(argument, 0)
     if isinstance(size, int) and size < needed:
-        raise ModelError(f"model.args.{argument} = {size}: the data set needs at least {needed}")
+        place = (defaults or {}).get(f"{argument}_at")
+        raise ModelError(
+            f"model.args.{argument} = {size}: the data set needs at least {needed}" + (f": {place}" if place else "")
+        )
 
 
 def check(settings: ModelSettings, here: bool = True) -> None:

@@ -58,6 +58,7 @@ CASES = {
     "data.name": Case("digits", samples),
     "data.path": Case("{other}", samples, FILES),
     "data.text_column": Case("title", samples, FILES),
+    "data.tokens_column": Case("ids", samples, FILES),
     "data.image_column": Case("picture", samples, IMAGES),
     "data.label_column": Case("kind", samples, IMAGES),
     "data.config_name": Case("small", loop, one("data.name", "hf:name")),

@@ -27,6 +27,7 @@ IDLE = {
     "path of another source": (one("data.path", "x"), "data.path"),
     "path on the hub": (one("data.path", "x", "--data.name", "hf:name"), "data.path"),
     "text column": (one("data.text_column", "x"), "data.text_column"),
+    "tokens column": (one("data.tokens_column", "x"), "data.tokens_column"),
     "image column": (one("data.image_column", "x", "--data.name", "digits"), "data.image_column"),
     "label column": (one("data.label_column", "x"), "data.label_column"),
     "configuration of files": (one("data.config_name", "x", "--data.name", "files"), "data.config_name"),
