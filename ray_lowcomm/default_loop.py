@@ -89,6 +89,7 @@ def culprits(
     model: nn.Module, dataset: Dataset, seen: list[np.ndarray], device: torch.device
 ) -> Callable[[], list[int]]:
     """Looks for the samples among those `seen` whose loss alone is not finite; all of them if there are none.
+    Where the data set says so, they go by their rows in the files.
 
     Model and random state are left as they were.
     """
@@ -103,7 +104,9 @@ def culprits(
         for module in training:
             module.training = True
         randomness.set_random_state(state)
-        return [number for number, loss in zip(samples, losses, strict=True) if not math.isfinite(loss)] or samples
+        found = [number for number, loss in zip(samples, losses, strict=True) if not math.isfinite(loss)] or samples
+        rows = getattr(dataset, "row_numbers", range(len(dataset)))
+        return [int(rows[number]) for number in found]
 
     return find
 

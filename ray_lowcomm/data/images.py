@@ -15,13 +15,15 @@ from ray_lowcomm.data.split import RowSplit
 class ArrowImages:
     """Images of a ``datasets.Dataset``: encoded files, or arrays [H, W] or [H, W, C] (C first if that is 1 or 3).
 
-    Whole numbers are scaled by 1/255 to 0..1, fractions stay as they are. All images must have one size.
+    Whole numbers are scaled by 1/255 to 0..1, fractions stay as they are. All images must have one size. `row_numbers`
+    are the rows of the source, from 0, that `rows` were taken from: [n] int64, all of them by default.
     """
 
     tokens_per_sample = 1
 
-    def __init__(self, rows: Any, settings: DataSettings, what: str) -> None:
+    def __init__(self, rows: Any, settings: DataSettings, what: str, row_numbers: np.ndarray | None = None) -> None:
         self.rows, self.what = rows, what
+        self.row_numbers = np.arange(len(rows)) if row_numbers is None else row_numbers
         self.image_column, self.label_column = settings.image_column, settings.label_column
         first = self[0]["image"]
         self.model_defaults = {"channels": first.shape[0], "classes": _count_classes(rows, self.label_column, what)}
@@ -35,7 +37,9 @@ class ArrowImages:
             pixels = np.asarray(row[self.image_column])
             image = torch.from_numpy(_channels_first(pixels))
         except Exception as error:
-            raise DataError(f"{self.what}: image {index} cannot be read: {root_cause(error)}") from error
+            raise DataError(
+                f"{self.what}: image {self.row_numbers[int(index)]} cannot be read: {root_cause(error)}"
+            ) from error
         return {"image": image, "label": torch.tensor(int(row[self.label_column]), dtype=torch.int64)}
 
 
@@ -52,7 +56,8 @@ def load_images(source: Source, settings: DataSettings, split: Split) -> Dataset
             raise DataError(f"{source.what} holds {len(rows)} image: at least 2 are needed, one of them for validation")
         numbers = np.arange(len(rows))
         held_out = RowSplit(len(rows), settings.validation_fraction).is_validation(numbers)
-        rows = rows.select(numbers[held_out == (split == "validation")])
+        numbers = numbers[held_out == (split == "validation")]
+        return ArrowImages(rows.select(numbers), settings, source.what, numbers)
     return ArrowImages(rows, settings, source.what)
 
 
