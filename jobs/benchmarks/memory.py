@@ -114,6 +114,8 @@ class Replicas:
     """An actor that is a replica in one run after another."""
 
     def __init__(self) -> None:
+        import pyarrow.fs  # noqa: F401  (its code is no part of a checkpoint)
+
         torch.set_num_threads(1)
         ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, 1 << 16)
 
