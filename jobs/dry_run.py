@@ -2,6 +2,7 @@
 
 from ray_lowcomm import strategies
 from ray_lowcomm.config import TrainConfig
+from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.estimate import run_cost, sizes_of
 from ray_lowcomm.footprint import Footprint, footprint
@@ -25,7 +26,7 @@ def estimate(config: TrainConfig) -> tuple[dict[str, str], tuple[str, ...]]:
     from ray_lowcomm.default_loop import make_optimizer
     from ray_lowcomm.models import build, check_loss
 
-    settings = strategies.resolve(config.strategy)
+    settings = strategies.resolve(config.strategy, config.inner.steps)
     dataset = load(config.data, "train")
     model = build(config.model, getattr(dataset, "model_defaults", None))
     batch = next(iter(in_order(dataset, config.inner.batch_size)))
@@ -45,13 +46,21 @@ def estimate(config: TrainConfig) -> tuple[dict[str, str], tuple[str, ...]]:
         "fleet": f"{config.fleet.size} replicas of {dict(config.fleet.resources_per_replica)}, transport "
         + config.fleet.transport
         + (f"; the sums are for {world}" if config.fleet.elastic else ""),
-        "strategy": f"{settings.name}: {cost.rounds} rounds in {steps} inner steps",
+        "strategy": f"{settings.name}: {cost.rounds} rounds in {steps} inner steps{_share(settings)}",
         "sent per round": f"{_bytes(total // max(1, cost.rounds))} on average, {about}{_bytes(total)} in all a replica",
         "on the wire": f"{about}{_bytes(wire)} in all each way, per replica; DDP: {_bytes(ddp)}",
         "memory": _memory(footprint(model, tracks, strategy, cost.room, world), config.fleet.transport == "ray"),
     }
     of_data: tuple[str, ...] = getattr(dataset, "remarks", ())
     return lines, config.remarks() + strategies.remarks(strategy, settings, steps) + of_data
+
+
+def _share(settings: StrategySettings) -> str:
+    """How much of a chunk a round sends."""
+    if settings.topk is None or settings.chunk_size is None:
+        return ""
+    chunk = settings.chunk_size**2
+    return f", topk {settings.topk:,} of {chunk:,} ({settings.topk / chunk:.1%}) a round"
 
 
 def _memory(needed: Footprint, own_process: bool) -> str:

@@ -93,7 +93,7 @@ class LoopConfig(BaseModel):
             if fault.replica >= self.fleet.max_replicas:
                 allowed = f"must be less than fleet.replicas = {self.fleet.max_replicas}"
                 raise SettingError(f"faults[{number}].replica", fault.replica, allowed)
-        strategy, inner = strategies.resolve(self.strategy), self.inner
+        strategy, inner = strategies.resolve(self.strategy, self.inner.steps), self.inner
         strategies.check_inner(self.strategy, inner.state_on_sync, getattr(inner, "optimizer", ""), moments_of(inner))
         return self.model_copy(update={"strategy": strategy})
 
@@ -135,7 +135,7 @@ def load_config(
         given = [*map(read_yaml, files), *read_environment(environment, cls), arguments]
         first = base(_merged(given, cls))
         if first is not None:
-            given.insert(0, replace(read_yaml(first), written=True))
+            given.insert(0, _as_it_ran(read_yaml(first), cls))
     except SettingError as error:
         raise ConfigError(str(error)) from None
     return _validated(given, cls, drawn)
@@ -153,6 +153,20 @@ def _validated(given: list[Source], cls: type[C], drawn: Drawn | None) -> C:
     except SettingError as error:
         raise ConfigError(str(error)) from None
     return config
+
+
+def _as_it_ran(saved: Source, cls: type[C]) -> Source:
+    """The settings of a run that goes on, with what followed from its length: it stays if the run is made longer."""
+    from ray_lowcomm import strategies
+
+    try:
+        run = cls.model_validate(_merged([saved], cls))
+        strategy = strategies.lasting(run.strategy, run.inner.steps)
+    except (ValidationError, SettingError):
+        return replace(saved, written=True)  # it is told with all else that is wrong
+    names = [item.name for item in fields(strategy) if getattr(strategy, item.name) != getattr(run.strategy, item.name)]
+    kept = {"strategy": {name: getattr(strategy, name) for name in names}}
+    return replace(saved, values=merge(saved.values, kept) if names else saved.values, written=True)
 
 
 def _given(sources: list[Source], config: TrainConfig) -> Given:

@@ -135,7 +135,7 @@ def sizes_of(model: nn.Module, buffers: Literal["average", "local", "first"]) ->
 
 def run_cost(config: TrainConfig, sizes: ModelSizes) -> RunCost:
     """What a run of these settings sends with a model of these sizes."""
-    settings = strategies.resolve(config.strategy)
+    settings = strategies.resolve(config.strategy, config.inner.steps)
     tracks = _Shapes(sizes.layout, _optimizer(config.inner))
     strategy = strategies.build(settings, tracks)
     schedule = strategies.schedule(settings, strategies.moments_of(tracks), config.run.seed, config.inner.steps)

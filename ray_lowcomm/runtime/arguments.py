@@ -28,7 +28,7 @@ def judged(config: LoopConfig, arguments: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _named(config: LoopConfig, arguments: Mapping[str, Any]) -> frozenset[str]:
-    usual = strategies.resolve(StrategySettings(name=config.strategy.name))
+    usual = strategies.resolve(StrategySettings(name=config.strategy.name), config.inner.steps)
     changed = differing(config, LoopConfig(inner=type(config.inner)(steps=config.inner.steps), strategy=usual))
     found = set()
     for section, value in arguments.items():

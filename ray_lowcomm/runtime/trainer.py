@@ -118,7 +118,7 @@ class LowCommTrainer:
         if not isinstance(steps, int) or steps < 1:
             raise SettingError("steps", steps, "must be a whole number of at least 1")
         self.train_loop, self.steps = train_loop, steps
-        self.strategy = strategies.resolve(section("strategy", StrategySettings, strategy))
+        self.strategy = strategies.resolve(section("strategy", StrategySettings, strategy), steps)
         self.fleet = section("fleet", FleetSettings, fleet)
         self.run = section("run", RunSettings, run)
         self.checkpoint = section("checkpoint", CheckpointSettings, checkpoint)

@@ -36,8 +36,10 @@ def algorithm(name: str) -> Algorithm:
     return ALGORITHMS[name]
 
 
-def resolve(settings: StrategySettings) -> StrategySettings:
+def resolve(settings: StrategySettings, steps: int | None = None) -> StrategySettings:
     """Settings with every None replaced by the algorithm's default; resolving twice changes nothing.
+
+    `steps` are the inner steps of the run: some defaults are others where there are few rounds (None: there are many).
 
     Raises:
         SettingError: an unknown algorithm, a field that it does not use, or a combination that makes no sense.
@@ -58,9 +60,17 @@ def resolve(settings: StrategySettings) -> StrategySettings:
         if name not in missing:
             raise SettingError(f"strategy.{name}", getattr(settings, name), reason)
     nothing: dict[str, Any] = dict.fromkeys(unused)
-    resolved = replace(entry.derived(filled), **nothing)
+    resolved = replace(entry.derived(filled, steps), **nothing)
     entry.check(resolved)
     return resolved
+
+
+def lasting(settings: StrategySettings, steps: int) -> StrategySettings:
+    """Settings with those defaults filled in that follow from the length of a run: it goes on with them when it is made
+    longer. SettingError as `resolve`."""
+    here, always = resolve(settings, steps), resolve(settings)
+    names = [item.name for item in fields(here) if getattr(here, item.name) != getattr(always, item.name)]
+    return replace(settings, **{name: getattr(here, name) for name in names})
 
 
 def check_inner(
@@ -110,6 +120,7 @@ __all__ = [
     "algorithm",
     "build",
     "check_inner",
+    "lasting",
     "moments_of",
     "remarks",
     "resolve",

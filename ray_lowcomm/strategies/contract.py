@@ -92,7 +92,8 @@ class Algorithm:
     """An entry of the registry.
 
     `defaults` are the fields of StrategySettings that it uses, with the values that stand for None. `unused` names
-    those that have no effect with the others as they are, and why; `derived` fills in what follows from others; `check`
+    those that have no effect with the others as they are, and why; `derived` fills in what follows from others and
+    from the number of inner steps of the run (None: many); `check`
     raises SettingError on combinations that make no sense. `due` and `final` (tracks to be synchronised at the end of a
     run) depend on the settings and the optimizer's moments only, so that the driver computes them, too. `build` gets
     the replica's own seed. `remarks` says what the user should know about a run of so many
@@ -103,7 +104,9 @@ class Algorithm:
     due: Callable[[StrategySettings, tuple[str, ...], int], Due]
     build: Callable[[StrategySettings, Tracks, int], Strategy]
     final: tuple[str, ...] = ("params",)
-    derived: Callable[[StrategySettings], StrategySettings] = field(default=lambda settings: settings)
+    derived: Callable[[StrategySettings, int | None], StrategySettings] = field(
+        default=lambda settings, steps: settings
+    )
     unused: Callable[[StrategySettings], Mapping[str, str]] = field(default=lambda settings: {})
     check: Callable[[StrategySettings], None] = field(default=lambda settings: None)
     remarks: Callable[[Strategy, StrategySettings, int], tuple[str, ...]] = field(default=lambda built, s, steps: ())

@@ -13,7 +13,7 @@ from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
 from ray_lowcomm.strategies.dct_paper import build_paper
 from ray_lowcomm.strategies.residual import check_residual, unused_fields
-from ray_lowcomm.strategies.tiles import MEASURED, build_tiles, due, with_measured
+from ray_lowcomm.strategies.tiles import MEASURED, build_tiles, due, enough, with_measured
 
 
 def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
@@ -30,14 +30,15 @@ def _unused(settings: StrategySettings) -> dict[str, str]:
     return unused | dict.fromkeys(own, "is not used by strategy.variant: paper")
 
 
-def _derived(settings: StrategySettings) -> StrategySettings:
+def _derived(settings: StrategySettings, steps: int | None) -> StrategySettings:
     settings = replace(settings, value_bits=_value_bits(settings))
     if settings.variant == "paper":
         lr = 0.7 if settings.outer_lr is None else settings.outer_lr
         momentum = 0.9 if settings.outer_momentum is None else settings.outer_momentum
         topk = settings.topk or min(32, (settings.chunk_size or 64) ** 2)
         settings = replace(settings, topk=topk, outer_lr=lr, outer_momentum=momentum)
-    return with_measured(settings)
+    least = max(1, (settings.chunk_size or 64) ** 2 // 32)
+    return with_measured(replace(settings, topk=settings.topk or enough(least, settings, steps)))
 
 
 def _value_bits(settings: StrategySettings) -> int:

@@ -43,7 +43,7 @@ def _unused(settings: StrategySettings) -> dict[str, str]:
     return unused
 
 
-def _derived(settings: StrategySettings) -> StrategySettings:
+def _derived(settings: StrategySettings, steps: int | None) -> StrategySettings:
     period = settings.param_period or settings.inner_steps or 1
     return replace(
         settings,

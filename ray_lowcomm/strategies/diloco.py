@@ -55,7 +55,7 @@ def _unused(settings: StrategySettings) -> dict[str, str]:
     return unused
 
 
-def _derived(settings: StrategySettings) -> StrategySettings:
+def _derived(settings: StrategySettings, steps: int | None) -> StrategySettings:
     residual, decay = _residual(settings), settings.residual_decay
     if decay is None:
         decay = 0.95 if residual == "buffer" else 1.0

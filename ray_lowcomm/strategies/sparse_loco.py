@@ -17,7 +17,7 @@ def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
     return build_tiles(settings, tracks, seed, transform=False)
 
 
-def _derived(settings: StrategySettings) -> StrategySettings:
+def _derived(settings: StrategySettings, steps: int | None) -> StrategySettings:
     return with_decay(replace(settings, topk=settings.topk or min(64, (settings.chunk_size or 64) ** 2)))
 
 

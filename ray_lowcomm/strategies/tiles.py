@@ -34,6 +34,9 @@ MEASURED: dict[str, Any] = {
 }
 
 
+TIMES, MOST = 3, 1 / 6
+
+
 def due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due:
     """A round every H steps."""
     return every({PARAMS: settings.inner_steps or 1}, settings.overlap_steps or 0)
@@ -55,17 +58,36 @@ def tile_codec(settings: StrategySettings, anchor: Anchor, seed: int, *, transfo
     return TopK(plan, kept, transform, form, seed=seed, device=device, spectral=spectral)
 
 
+def enough(least: int, settings: StrategySettings, steps: int | None) -> int:
+    """The default of `topk` (docs/log.md).
+
+    `least` in a long run; in one of few rounds as much as sends `TIMES` as many entries as there are, up to `MOST` of a
+    chunk; and everything where that could not send each entry once.
+    """
+    if steps is None:
+        return least
+    rounds, chunk = _rounds(settings, steps), (settings.chunk_size or 64) ** 2
+    wanted = 1.0 if rounds * MOST < 1 else min(MOST, TIMES / rounds)
+    return min(chunk, max(least, round(wanted * chunk)))
+
+
+def _rounds(settings: StrategySettings, steps: int) -> int:
+    return math.ceil(steps / (settings.inner_steps or 1))
+
+
 def too_few_rounds(strategy: Strategy, settings: StrategySettings, steps: int) -> tuple[str, ...]:
     """A remark if a run of so many inner steps has too few rounds for a replica to send each entry once."""
     if not isinstance(strategy, Gathered):
         return ()
-    rounds, plan = math.ceil(steps / (settings.inner_steps or 1)), strategy.codec.plan
+    rounds, plan = _rounds(settings, steps), strategy.codec.plan
     chunks = ((cut.group.count, min(cut.group.elements, rounds * cut.kept)) for cut in strategy.codec.cuts)
     sent = sum(count * entries for count, entries in chunks)
     if sent == plan.layout.numel:
         return ()
     most = f"in {rounds} rounds a replica can send {100 * sent // plan.layout.numel}% of its entries"
-    ways = "lower strategy.inner_steps, raise strategy.topk, or take dct_momentum"
+    ways = (
+        "lower strategy.inner_steps or raise strategy.topk (topk_diloco and dct_momentum choose it, if it is left out)"
+    )
     return (f"{most}, so not all that it learns will be shared: {ways}",)
 
 
@@ -81,7 +103,6 @@ def with_measured(settings: StrategySettings) -> StrategySettings:
     lr, momentum = (0.5, 0.3) if settings.reduce == "senders" else (0.7, 0.7)
     filled = replace(
         settings,
-        topk=settings.topk or max(1, (settings.chunk_size or 64) ** 2 // 32),
         outer_lr=lr if settings.outer_lr is None else settings.outer_lr,
         outer_momentum=momentum if settings.outer_momentum is None else settings.outer_momentum,
     )

@@ -231,15 +231,17 @@ def test_dry_run_says_what_the_run_then_sends(run, tmp_path):
     from jobs.dry_run import estimate
     from ray_lowcomm.config import load_config
 
-    config = load_config([*SMALL, *TINY_GPT], train.JobConfig, {})
-    lines, remarks = estimate(config)
-    assert lines["strategy"].startswith("topk_diloco: 6 rounds in 24 inner steps")
-    code, out, _ = run("--dry-run")
+    lines, _ = estimate(load_config([*SMALL, *TINY_GPT], train.JobConfig, {}))
+    assert lines["strategy"] == "topk_diloco: 6 rounds in 24 inner steps, topk 10,923 of 65,536 (16.7%) a round"
+    few = ("--strategy.topk", "1520")  # too few for so few rounds, which is remarked on
+    lines, remarks = estimate(load_config([*SMALL, *TINY_GPT, *few], train.JobConfig, {}))
+    assert "topk 1,520 of 65,536 (2.3%)" in lines["strategy"]
+    code, out, _ = run("--dry-run", *few)
     assert code == 0
     assert remarks
     assert all(remark in out for remark in remarks)
     assert not (tmp_path / "default").exists()
-    _, out, _ = run("--run.name", "real", "--tracking.enabled", "false")
+    _, out, _ = run("--run.name", "real", "--tracking.enabled", "false", *few)
     assert all(remark in out for remark in remarks)
     summary = json.loads((tmp_path / "real" / "summary.json").read_text())
     said = re.search(r"about ([0-9.]+) KiB in all", lines["sent per round"])

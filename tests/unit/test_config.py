@@ -10,8 +10,8 @@ from ray_lowcomm.config_sources import members, type_at
 from ray_lowcomm.core.settings import CohortSettings, Fault, StrategySettings
 
 
-def load(*argv, environment=None, cls=TrainConfig):
-    return load_config(argv, cls, environment or {})
+def load(*argv, environment=None, cls=TrainConfig, **more):
+    return load_config(argv, cls, environment or {}, **more)
 
 
 def problems(*argv, environment=None):
@@ -235,3 +235,22 @@ def test_a_config_made_in_code_reads_no_environment(monkeypatch):
 def test_types_are_found_by_path():
     assert describe(type_at(TrainConfig, ["fleet", "cohorts", 1, "replicas"])) == "a whole number"
     assert type_at(TrainConfig, ["fleet", "nothing"]) is None
+
+
+def test_a_run_that_is_made_longer_goes_on_with_the_share_that_it_began_with(tmp_path):
+    short = load("--inner.steps", "320")
+    assert short.strategy.topk is None
+    assert short.resolved().strategy.topk == 9830  # 20 rounds, 15% of 256 x 256
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(short))
+    assert load("--config", str(file), "--inner.steps", "3200").resolved().strategy.topk == 1520  # a run of its own
+    longer = load("--run.resume", "--inner.steps", "3200", base=lambda given: str(file))
+    assert longer.resolved().strategy.topk == 9830
+    file.write_text(to_yaml(longer))
+    assert load("--run.resume", "--inner.steps", "9600", base=lambda given: str(file)) == longer.model_copy(
+        update={"inner": replace(longer.inner, steps=9600)}
+    )
+    given = load("--run.resume", "--strategy.topk", "500", base=lambda given: str(file))
+    assert given.resolved().strategy.topk == 500
+    file.write_text(to_yaml(load("--inner.steps", "3200")))
+    assert load("--run.resume", "--inner.steps", "6400", base=lambda given: str(file)).strategy.topk is None

@@ -6,7 +6,7 @@ import pytest
 
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.settings import StrategySettings, TrackCodec
-from ray_lowcomm.strategies import ALGORITHMS, resolve
+from ray_lowcomm.strategies import ALGORITHMS, lasting, resolve
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -130,3 +130,44 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_what_makes_no_sense_is_refused_with_what_is_allowed(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(SettingError, match=text):
         resolve(StrategySettings(**fields))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "topk"),
+    [
+        (1, 65536),  # a sixth of the entries, five times, is not all of them
+        (5, 65536),
+        (6, 10923),
+        (18, 10923),
+        (20, 9830),
+        (30, 6554),
+        (50, 3932),
+        (129, 1524),
+        (130, 1520),
+        (200, 1520),
+        (10_000, 1520),
+    ],
+)
+def test_topk_follows_the_number_of_rounds(rounds: int, topk: int) -> None:
+    for steps in (16 * rounds, 16 * rounds - 15):
+        resolved = resolve(StrategySettings(), steps)
+        assert resolved.topk == topk
+        assert resolve(resolved, steps) == resolve(resolved, 16) == resolve(resolved) == resolved
+    assert resolve(StrategySettings(inner_steps=4), 4 * rounds).topk == topk
+    share = resolve(StrategySettings(name="dct_momentum"), 16 * rounds).topk / 4096  # type: ignore[operator]
+    assert share == pytest.approx(max(topk / 65536, 1 / 32), abs=1 / 4096)
+
+
+def test_what_the_user_sets_and_what_a_paper_says_stays() -> None:
+    for name in ("topk_diloco", "dct_momentum"):
+        assert resolve(StrategySettings(name=name, topk=7), 16).topk == 7
+    for given in ({"name": "sparse_loco"}, {"name": "dct_momentum", "variant": "paper"}):
+        assert resolve(StrategySettings(**given), 32) == resolve(StrategySettings(**given))
+    for name in ALGORITHMS:
+        assert resolve(StrategySettings(name=name), 10**6) == resolve(StrategySettings(name=name))
+
+
+def test_what_follows_from_the_length_of_a_run() -> None:
+    assert lasting(StrategySettings(), 320) == StrategySettings(topk=9830)
+    assert lasting(StrategySettings(), 3200) == StrategySettings()
+    assert lasting(StrategySettings(name="diloco"), 16) == StrategySettings(name="diloco")
