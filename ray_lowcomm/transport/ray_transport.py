@@ -120,10 +120,10 @@ class RayTransport:
         except RayError as error:
             raise ExchangeError(f"the peer that offered its state is gone ({type(error).__name__})") from error
         # copies, as what is in the store cannot be written to
-        return {
-            name: torch.from_numpy(bytes_.copy()).view(dtype).reshape(shape)
-            for name, (dtype, shape, bytes_) in data.items()
-        }
+        state = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape, _) in data.items()}
+        for name, (_, _, bytes_) in data.items():
+            tensor_bytes(state[name]).numpy()[:] = bytes_
+        return state
 
     def _one(self, group: LowCommGroup, plan: m.Plan, op: str, payload: Payload) -> tuple[Tensor, ...]:
         if payload.combine == "gather":
