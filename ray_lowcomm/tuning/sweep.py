@@ -160,8 +160,11 @@ def _run(plan: Plan, directory: str, show: Show) -> None:
             watch.watch_for(stopping, end.interrupted)
             _tune(plan, directory, watch)
             was_stopped = stopping()
-    except BaseException as error:
-        end.cut("FAILED" if isinstance(error, Exception) else "KILLED")
+    except KeyboardInterrupt:
+        watch.stop_now()
+        was_stopped = True
+    except BaseException:
+        end.cut("FAILED")
         raise
     finally:
         show.stop()

@@ -44,7 +44,12 @@ class Watch(Callback):
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """After each event of Tune's loop."""
         self._keep()
-        if not self._noticed and self._stopping():
+        if self._stopping():
+            self.stop_now()
+
+    def stop_now(self) -> None:
+        """The sweep is being stopped. May be called twice."""
+        if not self._noticed:
             self._noticed = True
             self.close("an interruption")
             self._on_stopping()

@@ -1,4 +1,5 @@
 import signal
+import time
 
 import pytest
 
@@ -64,3 +65,12 @@ def test_without_a_signal_nothing_is_said():
     with interrupts() as stopping:
         tune_handles([])
         assert not stopping()
+
+
+def test_tune_that_does_not_come_to_an_end_is_interrupted():
+    with interrupts(patience_s=0.1):
+        tune_handles([])
+        time.sleep(0.5)  # nothing happens by itself
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(30)
