@@ -30,8 +30,8 @@ OF_A_RUN = (
     r"(status|rounds|training loss|validation loss|sent up|sent down|on the wire|time|replicas lost) +\S.*",
     r"(files|MLflow): \S.*",
     r"goes on with other settings than before: inner\.steps was \d+, is \d+",
-    r"stopping: stopped from outside|stopped",
-    r"the newest whole checkpoint is of round \d+: --run\.resume goes on from there",
+    r"stopping: asked from outside|stopped",
+    r"the newest whole checkpoint is of round \d+( and the steps since)?: --run\.resume goes on from there",
 )
 
 
@@ -121,7 +121,7 @@ def stop_in_round_5(server, working_dir, argv, folder):
     if text.endswith("\nstopped\n"):
         summary = json.loads((folder / "summary.json").read_text())
         assert (summary["status"], summary["rounds"]) == ("stopped", len(rounds))
-        assert f"the newest whole checkpoint is of round {newest}:" in rest
+        assert f"the newest whole checkpoint is of round {newest}" in rest
     return newest
 
 
