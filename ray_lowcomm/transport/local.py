@@ -6,6 +6,7 @@ virtual: it moves only when everybody waits.
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from ray_lowcomm.engine.membership import PRESENT
 from ray_lowcomm.engine.run_spec import Host, RunSpec
 
 MAX_IDLE_TICKS = 100_000
+POLL_S = 0.25
+STOP_S = 6.0
 _GENERATORS = threading.Lock()
 _INSIDE = threading.local()  # in a replica's thread, whose fleet holds _GENERATORS: a train function may run a fleet
 
@@ -68,17 +71,21 @@ class LocalFleet:
         self._early_deaths: dict[int, int] = {}
         self._abandon = False
         self.stop_wanted: Callable[[], bool] = lambda: False  # whether the process was asked to stop
+        self.stop_s = STOP_S
 
     def run(self, train: TrainLoop) -> None:
         """Run all replicas to the end of the run, or to its failure (see `coordinator.failure`)."""
-        threads = torch.get_num_threads()
+        threads, patience_s = torch.get_num_threads(), None
         try:
             for index in range(self._spec.fleet.max_replicas):
                 self._start(index, train)
             while any(not member.done for member in self._members.values()):
                 self._turn(train)
+        except KeyboardInterrupt:
+            patience_s = 0.0  # one that is in the middle of a step ends when it comes back
+            raise
         finally:
-            self._end_threads()
+            self._end_threads(patience_s)
             torch.set_num_threads(threads)
 
     # ---- scheduling -----------------------------------------------------------------------------------------------
@@ -126,9 +133,18 @@ class LocalFleet:
             if member.random is not None:
                 randomness.put_back(member.random)
             member.baton.release()
-            self._back.acquire()
+            self._take_back()
             member.random = randomness.snapshot()
             randomness.put_back(outside)
+
+    def _take_back(self) -> None:
+        """Wait for the baton; whoever is asked to stop has `stop_s` until the end of its inner step."""
+        asked: float | None = None
+        while not self._back.acquire(timeout=POLL_S):
+            if asked is None and self.stop_wanted():
+                asked = time.monotonic()
+            if asked is not None and time.monotonic() - asked > self.stop_s:
+                raise KeyboardInterrupt
 
     def _look_after(self, member: _Member, train: TrainLoop) -> None:
         if member.error is not None:
@@ -161,12 +177,12 @@ class LocalFleet:
         waiting = [x.index for x in self._members.values() if not x.done]
         raise FleetError(f"replicas {waiting} wait for each other for ever (after {self.clock:.0f} s of virtual time)")
 
-    def _end_threads(self) -> None:
+    def _end_threads(self, patience_s: float | None) -> None:
         self._abandon = True
         for member in self._members.values():
             if not member.done:
                 member.baton.release()
-                member.thread.join()
+                member.thread.join(patience_s)
 
     def _deliver(self) -> None:
         outbox, self.coordinator.outbox = self.coordinator.outbox, []

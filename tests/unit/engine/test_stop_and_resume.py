@@ -1,11 +1,14 @@
 """A run that is stopped in the middle of a round goes on with the next inner step: it is the run that was not stopped,
 bit for bit, whenever and wherever the stop comes."""
 
+import threading
+
 import pytest
 
 from ray_lowcomm.core.settings import Fault
 from ray_lowcomm.engine.checkpoint import find_newest, whole_checkpoints
 from ray_lowcomm.engine.storage import Storage
+from ray_lowcomm.transport.local import LocalFleet
 
 from .local_run import Setup, mlp
 from .test_resume import VARIANTS
@@ -113,3 +116,13 @@ def test_a_replica_that_is_dead_is_done_without(tmp_path):
     resumed = broken.go(resume=True)
     assert resumed.said("ended") == [True]
     assert resumed.records[0]["members"] == [0, 1, 2]
+
+
+def test_a_step_that_takes_too_long_is_not_waited_for(tmp_path):
+    setup, endless = Setup(f"{tmp_path}/slow", VARIANTS["diloco"], **MODEL), threading.Event()
+    plan, spec = setup.plans(resume=False)
+    fleet = LocalFleet(plan, spec, lambda event: None)
+    fleet.stop_wanted, fleet.stop_s = lambda: True, 0.1
+    with pytest.raises(KeyboardInterrupt):
+        fleet.run(lambda context: endless.wait())
+    endless.set()
