@@ -32,19 +32,36 @@ def copy_into(model: nn.Module, given: Mapping[str, Tensor], what: str) -> tuple
     return _casts(wanted, clean, what)
 
 
-def _problems(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Iterable[str]:
+def differences(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
+    """How tensors `given` by name differ from those `wanted`: in names, shapes, and whether they are floating-point.
+
+    One text for each kind of difference, with some of the names; of those that are wanted, and share memory, one is
+    enough. Only names, shapes and dtypes of `given` matter.
+    """
     both = [name for name in given if name in wanted]
     filled = {_place(wanted[name]) for name in both}
-    yield _listing("missing", [n for n, t in wanted.items() if n not in given and _place(t) not in filled])
-    yield _listing("unexpected", [name for name in given if name not in wanted])
+    missing = [n for n, t in wanted.items() if n not in given and _place(t) not in filled]
     other_shape = [n for n in both if given[n].shape != wanted[n].shape]
-    yield _listing(
-        "other shapes",
-        [f"{n} ({list(given[n].shape)} there, {list(wanted[n].shape)} in the model)" for n in other_shape],
-    )
     other_kind = [n for n in both if given[n].is_floating_point() != wanted[n].is_floating_point()]
-    yield _listing("other types", [f"{n} ({given[n].dtype} there, {wanted[n].dtype} in the model)" for n in other_kind])
-    fitting = [n for n in both if n not in other_shape and n not in other_kind]
+    texts = (
+        _listing("missing", missing),
+        _listing("unexpected", [name for name in given if name not in wanted]),
+        _listing(
+            "other shapes",
+            [f"{n} ({list(given[n].shape)} there, {list(wanted[n].shape)} in the model)" for n in other_shape],
+        ),
+        _listing("other types", [f"{n} ({given[n].dtype} there, {wanted[n].dtype} in the model)" for n in other_kind]),
+    )
+    return [text for text in texts if text]
+
+
+def _problems(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Iterable[str]:
+    yield from differences(wanted, given)
+    fitting = [
+        n
+        for n, t in given.items()
+        if n in wanted and t.shape == wanted[n].shape and t.is_floating_point() == wanted[n].is_floating_point()
+    ]
     yield _listing("tied in the model and different there", _untied(wanted, given, fitting))
     floating = [n for n in fitting if given[n].is_floating_point()]
     yield _listing("not finite", [n for n in floating if not all_finite(given[n]) and all_finite(wanted[n])])

@@ -15,6 +15,7 @@ from ray_lowcomm.core.names import model_state
 from ray_lowcomm.core.nested import copied, pack, tensors_in, unpack
 from ray_lowcomm.core.optimizer_saving import PACKED, OptimizerState
 from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.core.weights import differences
 from ray_lowcomm.engine.buffers import BufferSync
 from ray_lowcomm.strategies.anchor import ANCHOR
 from ray_lowcomm.strategies.contract import State, Strategy
@@ -86,7 +87,11 @@ class ReplicaState:
         return {name: value.detach() for name, value in state.items()}
 
     def load_as_joiner(self, state: Mapping[str, Tensor]) -> None:
-        """Start from what a peer's `for_joiner` gave: at the shared parameters, with nothing unshared."""
+        """Start from what a peer's `for_joiner` gave: at the shared parameters, with nothing unshared.
+
+        Raises CheckpointError if it is of another model.
+        """
+        self._check_fits({BUFFERS: self.buffers.state()}, state, optional=True)
         self._load_optimizer(state)
         self.buffers.load(_part(state, BUFFERS))
         self.strategy.load(_part(state, STRATEGY), None)
@@ -139,8 +144,14 @@ class ReplicaState:
         self.strategy.load(self.strategy.shared_state() | self.tracks.layout.named(values, ANCHOR), None)
 
     def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> None:
-        """Go on exactly where `shared` and `local` were taken."""
+        """Go on exactly where `shared` and `local` were taken.
+
+        Raises CheckpointError, before anything changes, if they are of another model: with all differences.
+        """
         own = shared if self.strategy.replicated else local
+        parameters = {name: p.detach() for name, p in self.tracks.parameters.items()}
+        self._check_fits({PARAMETERS: parameters, MASTERS: self.tracks.masters()}, own)
+        self._check_fits({BUFFERS: self.buffers.state()}, local if _part(local, BUFFERS) else shared)
         self.strategy.load(_part(shared, STRATEGY), _part(local, STRATEGY))
         self._load_parameters(own)
         self._load_optimizer(own)
@@ -176,11 +187,20 @@ class ReplicaState:
         for name in sorted(saved - things.keys()):
             self.notes.append(f"stateful {name!r} was saved, and context.wrap was given none of that name: it is lost")
 
+    def _check_fits(
+        self, wanted: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Tensor], optional: bool = False
+    ) -> None:
+        """`optional`: what `state` has nothing of at all was not handed on."""
+        found = []
+        for prefix, tensors in wanted.items():
+            saved = _part(state, prefix)
+            if saved or not optional:
+                found += [f"{prefix.rstrip('/')} {text}" for text in differences(tensors, saved)]
+        if found:
+            raise CheckpointError(f"the saved state does not fit: {'; '.join(found)}: another model?")
+
     def _load_parameters(self, state: Mapping[str, Tensor]) -> None:
         saved = _part(state, PARAMETERS)
-        missing = [name for name in self.tracks.parameters if name not in saved]
-        if missing:
-            raise CheckpointError(f"the checkpoint has no parameter {missing[0]!r} (and {len(missing) - 1} more)")
         with torch.no_grad():
             for name, parameter in self.tracks.parameters.items():
                 parameter.copy_(saved[name])

@@ -12,6 +12,7 @@ from ray_lowcomm.core.guards import all_finite
 from ray_lowcomm.core.outer import OuterOptimizer
 from ray_lowcomm.core.payload import Received
 from ray_lowcomm.core.tracks import PARAMS, Tracks
+from ray_lowcomm.core.weights import differences
 from ray_lowcomm.strategies.contract import State
 
 ANCHOR, MOMENTUM = "anchor/", "outer_momentum/"
@@ -151,16 +152,13 @@ def collect(tracks: Tracks, state: Mapping[str, Tensor], prefix: str, out: Tenso
     """`out`, flat [n], with saved tensors by prefixed parameter name; left alone where they do not fit.
 
     Raises:
-        CheckpointError: a parameter is missing or has another shape.
+        CheckpointError: a parameter is missing, is none of the model's or has another shape; all of them are named.
     """
     layout = tracks.layout
-    parts = []
-    for name, shape in zip(layout.names, layout.shapes, strict=True):
-        value = state.get(prefix + name)
-        if value is None or tuple(value.shape) != shape:
-            have = "missing" if value is None else f"of shape {list(value.shape)}"
-            raise CheckpointError(
-                f"saved state has {prefix}{name} {have}, the model wants {list(shape)}: another model?"
-            )
-        parts.append(value)
-    return layout.flatten(parts, out)
+    saved = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    wanted = {n: torch.empty(s, device="meta") for n, s in zip(layout.names, layout.shapes, strict=True)}
+    differing = differences(wanted, saved)
+    if differing:
+        kind = prefix.rstrip("/")
+        raise CheckpointError(f"the saved state ({kind}) does not fit: {'; '.join(differing)}: another model?")
+    return layout.flatten([saved[name] for name in layout.names], out)
