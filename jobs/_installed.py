@@ -6,7 +6,7 @@ from typing import Sequence  # noqa: UP035
 
 OLDEST = (3, 11)
 NEEDED = (
-    *("datasets", "matplotlib", "mlflow", "numpy", "optuna", "pyarrow", "pydantic"),
+    *("datasets", "filelock", "matplotlib", "mlflow", "numpy", "optuna", "pyarrow", "pydantic"),
     *("ray", "rich", "safetensors", "torch", "xxhash", "yaml"),
 )
 
