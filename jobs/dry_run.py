@@ -24,13 +24,13 @@ def estimate(config: TrainConfig) -> tuple[dict[str, str], tuple[str, ...]]:
     """(what it would do and cost, line by line; what it would remark on at its start)."""
     from ray_lowcomm.data import in_order, load
     from ray_lowcomm.default_loop import make_optimizer
-    from ray_lowcomm.models import build, check_loss
+    from ray_lowcomm.models import build, loss_of
 
     settings = strategies.resolve(config.strategy, config.inner.steps)
     dataset = load(config.data, "train")
     model = build(config.model, getattr(dataset, "model_defaults", None))
     batch = next(iter(in_order(dataset, config.inner.batch_size)))
-    check_loss(model(batch))
+    loss_of(model, batch)
     tracks = Tracks(model, make_optimizer(model, config.inner))
     cost = run_cost(config, sizes_of(model, config.model.buffers))
     world, steps = config.fleet.max_replicas, config.inner.steps

@@ -18,7 +18,7 @@ from ray_lowcomm.core.settings import DataSettings, InnerSettings, ModelSettings
 from ray_lowcomm.data import Batch, Batches, Dataset, ShardedSampler, in_order, load
 from ray_lowcomm.data.samples import gather
 from ray_lowcomm.engine.member import Context
-from ray_lowcomm.models import build, check_loss
+from ray_lowcomm.models import build, loss_of
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class DefaultLoop:
         self, model: nn.Module, batches: Iterator[Batch], autocast: AbstractContextManager[Any], device: torch.device
     ) -> Tensor:
         with autocast:
-            return check_loss(model(on_device(next(batches), device)))
+            return loss_of(model, on_device(next(batches), device))
 
     def _accumulated(
         self,

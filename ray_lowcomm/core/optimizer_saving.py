@@ -62,6 +62,15 @@ class OptimizerState:
         for optimizer in self._optimizers:
             optimizer.state.clear()
 
+    def settings(self) -> list[dict[str, Any]]:
+        """A copy of the settings of all groups, learning rates among them."""
+        return [copied(_settings(group)) for group in self._optimizers.param_groups]
+
+    def set(self, settings: list[dict[str, Any]]) -> None:
+        """Put back what `settings` returned."""
+        for group, values in zip(self._optimizers.param_groups, settings, strict=True):
+            _set(group, values)
+
     def tensors(self) -> dict[str, Tensor]:
         """All of it as named tensors, which are not copied."""
         return pack([self._saved(i, optimizer) for i, optimizer in enumerate(self._optimizers)], PACKED)

@@ -99,6 +99,7 @@ class Admission:
         members = self._fleet.in_state(MemberState.JOINING)
         holders = [x for x in members if x.holds == self._fleet.where.history] if self._fleet.started else []
         if holders:
+            self._fleet.book.totals.rounds_retried += 1
             self._fleet.notice(f"round {self._fleet.round + 1} is begun again, with other data")
         elif self._fleet.started:
             rejected = bool(self._fleet.rejections.out)

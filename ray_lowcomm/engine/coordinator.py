@@ -162,7 +162,8 @@ class Coordinator:
         digests = {x.index: x.arrival.digest for x in arrived if x.arrival and x.arrival.digest is not None}
         wrong = minority(digests) if digests else ()
         if wrong is None:
-            self.fail(f"before round {self.round + 1} replicas hold different shared state: {digests}")
+            same = "what loads weights must do so on all"
+            self.fail(f"before round {self.round + 1} replicas hold different shared state: {digests} ({same})")
             return
         for index in wrong:
             self.notice(f"replica {index} holds other shared state than the majority: it is reset")

@@ -1,5 +1,6 @@
 """What a replica does at the end of a round besides training: serve joiners, evaluate, save, export."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -49,6 +50,9 @@ class Duties:
         if evaluate is not None:
             with SharedParameters(self._state) as model, torch.no_grad():
                 val_loss, metrics = reported.evaluated(evaluate(model))
+            if val_loss is not None and not math.isfinite(val_loss):
+                said = f"the validation loss is {val_loss}: look for samples of the validation data that are not finite"
+                self._channel.request(m.Said(self._member, f"round {number}: {said}"))
             if val_loss is None and not self._told:
                 self._told = True
                 said = "`evaluate` returned no val_loss: there is no validation loss"

@@ -79,6 +79,20 @@ def check_gradients(parameters: Mapping[str, Tensor], clipped: bool, averaged: b
         raise ModelError(f"parameter {sparse[0]!r} has a sparse gradient, which cannot be {what}, or take sparse=False")
 
 
+def unsaved_scheduler(parts: LoopParts) -> str:
+    """A remark if a torch scheduler sets learning rates, and is not among what is saved; '' if not."""
+    saved = [*parts.stateful.values(), *parts.local_stateful.values()]
+    for optimizer in Optimizers(parts.optimizer):
+        # a mark that torch's schedulers leave
+        has = getattr(optimizer.step, "_wrapped_by_lr_sched", False)
+        if has and not any(getattr(thing, "optimizer", None) is optimizer for thing in saved):
+            return (
+                f"a learning rate scheduler of {type(optimizer).__name__} is not among `stateful`: where this run is "
+                "resumed or a replica comes back, it begins anew"
+            )
+    return ""
+
+
 def _check_kinds(parts: LoopParts) -> None:
     """ModelError on an argument of another kind than is wanted."""
     if not isinstance(parts.model, nn.Module):

@@ -18,14 +18,14 @@ from ray_lowcomm.engine.buffers import BufferSync
 from ray_lowcomm.engine.duties import Duties
 from ray_lowcomm.engine.faults import FaultInjector
 from ray_lowcomm.engine.inner_step import InnerStep
-from ray_lowcomm.engine.loop_parts import Dealt, LoopParts, check_gradients
+from ray_lowcomm.engine.loop_parts import Dealt, LoopParts, check_gradients, unsaved_scheduler
 from ray_lowcomm.engine.round import Held, Parties, Round, Seat, Work, tokens_of
 from ray_lowcomm.engine.run_spec import Host, RunSpec, settings_to_agree
 from ray_lowcomm.engine.skipping import Samples, Skipping
 from ray_lowcomm.engine.state import ReplicaState
 from ray_lowcomm.engine.watch import Watch, unheld
 
-WORK, SCALER = "replica.work", "replica.scaler"  # names in the local state, and in what joiners get, too
+WORK, SCALER = "replica.work", "replica.scaler"  # names in the local state
 
 
 class Replica:
@@ -44,9 +44,9 @@ class Replica:
         buffers = BufferSync(parts.model, spec.buffers)  # type: ignore[arg-type]  # checked with the settings
         self._skipping = Skipping(tracks, buffers)
         self._work, self._history = Work(), ""
-        stateful = dict(parts.stateful) if parts.scaler is None else {**parts.stateful, SCALER: parts.scaler}
-        local = {**parts.local_stateful, WORK: self._work}
-        self._state = ReplicaState(parts.model, tracks, strategy, buffers, stateful, local)
+        scaler = {} if parts.scaler is None else {SCALER: parts.scaler}
+        local = {**parts.local_stateful, WORK: self._work, **scaler}
+        self._state = ReplicaState(parts.model, tracks, strategy, buffers, dict(parts.stateful), local)
         self._parties = Parties(strategy, buffers, host.channel, host.transport)
         self._duties = Duties(self._state, host.channel, host.transport, spec.directory, host.member)
         moments = strategies.moments_of(tracks)
@@ -67,6 +67,7 @@ class Replica:
         self._began_anew = False  # inside of the step that the loop is in
         self._enter("")
         self._state.forget()
+        self._round_begins = True  # for the loop, with its next turn
 
     # ---- what a train loop uses ----------------------------------------------------------------------------------
 
@@ -142,6 +143,9 @@ class Replica:
         if self._began_anew:
             self._began_anew = False
             self._state.load_again()
+        if self._round_begins:
+            self._round_begins = False
+            self._state.keep_start()
         if self._to_save is not None:
             stop, self._to_save = self._to_save, None
             self._save_between(stop)
@@ -293,6 +297,7 @@ class Replica:
             self._apply(held)
             self._work.since += time.perf_counter() - began
         self._due = commit, self._positions()
+        self._round_begins = True
         self._work.beyond = 0
         if commit.leave:
             self.stopped = commit.leave
@@ -351,8 +356,8 @@ class Replica:
     def _remarks(self) -> tuple[str, ...]:
         left = unheld(self._state.tracks)
         of_strategy = strategies.remarks(self._parties.strategy, self._spec.strategy, self._spec.steps)
-        idle = self._state.buffers.idle
-        return of_strategy + tuple(text for text in (left, idle, *self._parts.remarks) if text)
+        idle, alone = self._state.buffers.idle, unsaved_scheduler(self._parts)
+        return of_strategy + tuple(text for text in (left, idle, alone, *self._parts.remarks) if text)
 
     def _holds(self) -> str | None:
         """Digest of the committed history whose shared state this replica holds, whole and finite; None without one."""

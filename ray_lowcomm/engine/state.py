@@ -52,6 +52,7 @@ class ReplicaState:
 
     def __post_init__(self) -> None:
         self.optimizer = OptimizerState(self.model, self.tracks.optimizers)
+        self._start: tuple[dict[str, Any], list[dict[str, Any]]] = {}, self.optimizer.settings()
         self._handed: State = {}  # what was loaded last of optimizer and `stateful`
         self.notes: list[str] = []  # what the user should know of what was loaded; whoever says it clears it
         self._taken(STATEFUL, self.stateful)  # what cannot be saved is said now
@@ -101,6 +102,9 @@ class ReplicaState:
     def load_again(self) -> None:
         """Take over once more what was loaded last of optimizer and `stateful`: where a replica begins anew inside of a
         step, its loop still steps its scheduler, and updates its averages, for the step that was given up."""
+        if not self._handed:
+            self._put_back()
+            return
         self._load_optimizer(self._handed)
         self._give(STATEFUL, self.stateful, self._handed)
         self.notes.clear()  # they are known from the first time
@@ -109,6 +113,19 @@ class ReplicaState:
     def forget(self) -> None:
         """There is no need for `load_again`."""
         self._handed = {}
+
+    def keep_start(self) -> None:
+        """A round begins for the loop here: remember what `begin_again` puts back. `stateful` with tensors in it (a
+        moving average is as long as the model) is not copied."""
+        states = {name: thing.state_dict() for name, thing in self.stateful.items()}
+        plain = {name: copied(state) for name, state in states.items() if not any(True for _ in tensors_in(state))}
+        self._start = plain, self.optimizer.settings()
+
+    def _put_back(self) -> None:
+        plain, settings = self._start
+        self.optimizer.set(settings)
+        for name, state in plain.items():
+            self.stateful[name].load_state_dict(copied(state))
 
     @property
     def finite(self) -> bool:
@@ -134,9 +151,11 @@ class ReplicaState:
         self.strategy.load(shared, None)
         if kept:  # a residual in a buffer changes with a commit alone
             self.strategy.load(shared, kept)
-        for name, thing in self.stateful.items():
-            if not all(all_finite(t) for t in tensors_in(thing.state_dict()) if t.is_floating_point()):
-                self.notes.append(f"stateful {name!r} holds values that are not finite, and keeps them")
+        self._put_back()
+        for name in self.stateful.keys() - self._start[0].keys():
+            finite = all(all_finite(t) for t in tensors_in(self.stateful[name].state_dict()) if t.is_floating_point())
+            what = "what it took in during the steps that are given up" if finite else "values that are not finite"
+            self.notes.append(f"stateful {name!r} keeps {what}: only what has no tensors is put back")
 
     def share_parameters(self) -> None:
         """The parameters, as they are now, are the shared ones, and nothing is unshared."""

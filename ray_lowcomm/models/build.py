@@ -57,6 +57,25 @@ def build(
     return model
 
 
+def loss_of(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """The loss of a batch, checked.
+
+    Raises:
+        ModelError: it is no loss, or the model wants something of a batch that these data do not give.
+    """
+    try:
+        return check_loss(model(batch))
+    except KeyError as error:
+        wanted = error.args[0] if error.args else None
+        if not isinstance(wanted, str) or wanted in batch:
+            raise
+        given = ", ".join(batch)
+        raise ModelError(
+            f"the model wants {wanted!r} of a batch, and the data give {given}: choose model.name and data.name "
+            "that go together"
+        ) from error
+
+
 def check_loss(loss: object) -> Tensor:
     """Returns `loss` if it can be trained on: a 0-d floating-point tensor that depends on a parameter.
 

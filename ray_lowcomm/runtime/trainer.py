@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from ray_lowcomm import strategies
 from ray_lowcomm.config import LoopConfig, LoopSettings, section
@@ -73,6 +73,8 @@ class TrainerOptions:
     has returned. `reader`: for whom texts name settings, a ``command`` line's or a ``program``'s writer.
     `config` is the checked configuration that all arguments are of, if there is one.
     """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     faults: tuple[Fault, ...] = ()
     buffers: str = "average"
@@ -144,7 +146,7 @@ class LowCommTrainer:
             recorder = self._recorder(folder)
             over = folder.finished(self.steps) if self.run.resume == "auto" else None
             if over is not None:
-                recorder.on_notice(f"{folder.path} is complete at step {self.steps}: there is nothing to go on with")
+                recorder.on_notice(f"{folder.path} is complete: there is nothing to go on with up to step {self.steps}")
                 return Result(over, folder.path)
             plan = self._plan(folder)
             recorder.on_start(self._info(folder))

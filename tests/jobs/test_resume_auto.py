@@ -53,7 +53,7 @@ def test_it_begins_goes_on_and_is_done(auto, tmp_path):
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     code, out = auto()
     assert code == 0
-    assert "is complete at step 12: there is nothing to go on with" in out
+    assert "is complete: there is nothing to go on with up to step 12" in out
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["default"]
 

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from ray_lowcomm.core.errors import FleetError
+from ray_lowcomm import LowCommTrainer
+from ray_lowcomm.core.errors import FleetError, SettingError
 from ray_lowcomm.runtime.sending import check_sendable
 
 
@@ -51,3 +52,10 @@ def test_what_cannot_is_named_in_one_line(train, said):
         check_sendable(train)
     assert "\n" not in str(caught.value)
     assert "make it inside the train function" in str(caught.value)
+
+
+def test_an_argument_that_there_is_not_is_refused():
+    with pytest.raises(
+        SettingError, match=r"LowCommTrainer\.resume = True: there is no such setting; there are faults"
+    ):
+        LowCommTrainer(_capturing(1), 10, resume=True)
