@@ -67,9 +67,9 @@ def resolve(settings: StrategySettings, steps: int | None = None) -> StrategySet
 
 def lasting(settings: StrategySettings, steps: int) -> StrategySettings:
     """Settings with those defaults filled in that follow from the length of a run: it goes on with them when it is made
-    longer. SettingError as `resolve`."""
-    here, always = resolve(settings, steps), resolve(settings)
-    names = [item.name for item in fields(here) if getattr(here, item.name) != getattr(always, item.name)]
+    longer or shorter. SettingError as `resolve`."""
+    here, shortest, always = resolve(settings, steps), resolve(settings, 1), resolve(settings)
+    names = [item.name for item in fields(here) if getattr(shortest, item.name) != getattr(always, item.name)]
     return replace(settings, **{name: getattr(here, name) for name in names})
 
 

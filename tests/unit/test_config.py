@@ -237,7 +237,7 @@ def test_types_are_found_by_path():
     assert type_at(TrainConfig, ["fleet", "nothing"]) is None
 
 
-def test_a_run_that_is_made_longer_goes_on_with_the_share_that_it_began_with(tmp_path):
+def test_a_run_that_is_made_longer_or_shorter_goes_on_with_the_share_that_it_began_with(tmp_path):
     short = load("--inner.steps", "320")
     assert short.strategy.topk is None
     assert short.resolved().strategy.topk == 9830  # 20 rounds, 15% of 256 x 256
@@ -253,4 +253,7 @@ def test_a_run_that_is_made_longer_goes_on_with_the_share_that_it_began_with(tmp
     given = load("--run.resume", "--strategy.topk", "500", base=lambda given: str(file))
     assert given.resolved().strategy.topk == 500
     file.write_text(to_yaml(load("--inner.steps", "3200")))
-    assert load("--run.resume", "--inner.steps", "6400", base=lambda given: str(file)).strategy.topk is None
+    for steps in ("6400", "320"):
+        assert (
+            load("--run.resume", "--inner.steps", steps, base=lambda given: str(file)).resolved().strategy.topk == 1520
+        )
