@@ -11,6 +11,12 @@ from ray_lowcomm.runtime import reach
 from ray_lowcomm.runtime.cluster import connect, look_for_room
 
 
+@pytest.fixture(autouse=True)
+def in_no_cluster(monkeypatch):
+    """This process may have joined one for other tests; nothing here gets as far as joining another."""
+    monkeypatch.setattr("ray_lowcomm.runtime.cluster.ray.is_initialized", lambda: False)
+
+
 @pytest.fixture
 def closed_port():
     with socket.socket() as taken:
