@@ -25,7 +25,7 @@ OF_A_RUN = (
     r"run \w+ \(\w+\) in /\S+  replicas 2  steps \d+  transport ray(  resumed from round \d+)?",
     r"validation loss before training: \d\.\d{4}",
     r"round \d+  step \d+/\d+  loss \d\.\d{4}  (val \d\.\d{4}  )?up .+  down .+  members \d.*  left .+",
-    r"in \d+ rounds a replica can send \d+% of its entries, .*: lower strategy\.inner_steps, .*",
+    r"in \d+ rounds a replica can send \d+% of its entries, .*: lower strategy\.inner_steps,? .*",
     r"\d of 2 replicas have joined after \d+ s, .*",  # on a slow machine
     r"(status|rounds|training loss|validation loss|sent up|sent down|on the wire|time|replicas lost) +\S.*",
     r"(files|MLflow): \S.*",
