@@ -33,6 +33,7 @@ def test_of_a_workers_death_ray_says_nothing(monkeypatch):
     said = "A worker died or was killed while executing a task by an unexpected system error. To troubleshoot"
     batch = {"lines": [said, "something else"], "pid": "raylet", "ip": "here"}
     silence_deaths()
-    assert [line for part in ray_logging.stdout_deduplicator.deduplicate(batch) for line in part["lines"]] == [
-        "something else"
-    ]
+    # what Ray held back before, from a cluster that other tests have joined, may come with it
+    shown = [line for part in ray_logging.stdout_deduplicator.deduplicate(batch) for line in part["lines"]]
+    assert "something else" in shown
+    assert said not in shown
