@@ -10,6 +10,7 @@ import xxhash
 from ray_lowcomm.core.errors import SettingError
 
 Point = Literal["after_backward", "after_step"]
+CUT = "params"  # the track that may be cut into fragments
 
 
 @dataclass(frozen=True)
@@ -38,22 +39,29 @@ Due = Callable[[int], tuple[SyncOp, ...]]
 
 @dataclass(frozen=True)
 class Schedule:
-    """The ops of a run of `total` nominal steps. `final` are the tracks that must have been synchronised at its end."""
+    """The ops of a run of `total` nominal steps. `final` are the tracks that must have been synchronised at its end,
+    the parameters in all their `fragments`."""
 
     due: Due
     total: int
     final: tuple[str, ...]
+    fragments: int = 1
 
-    def ops(self, step: int) -> tuple[SyncOp, ...]:
-        """Ops launched when `step` steps are complete. Nothing at 0, and at the end a sync of the `final` tracks."""
+    def ops(self, step: int, overlap: int = 0) -> tuple[SyncOp, ...]:
+        """Ops launched when `step` steps are complete: nothing at 0, and at the end a sync of the `final` tracks.
+
+        They are applied `overlap` steps later, or when the next ones are launched if that is sooner: what is launched
+        is made against what was applied before, and one exchange at a time is all that a link can be filled with.
+        """
         if not 0 < step <= self.total:
             return ()
-        # an op may not reach the end: the final sync is proposed there, against an anchor that includes it
-        latest = max(step, self.total - 1)
-        ops = tuple(replace(op, apply=min(op.apply, latest)) for op in self.due(step))
+        following = self.next_step(step) if overlap else None
+        apply = step if following is None else min(step + overlap, following)
+        ops = tuple(replace(op, apply=apply) for op in self.due(step))
         if step == self.total:
-            done = {op.track for op in ops}
-            ops += tuple(SyncOp(track, step, step) for track in self.final if track not in done)
+            done = {(op.track, op.fragment) for op in ops}
+            last = (SyncOp(track, step, step, fragment=i) for track in self.final for i in self._parts(track))
+            ops += tuple(op for op in last if (op.track, op.fragment) not in done)
         return ops
 
     def next_step(self, step: int) -> int | None:
@@ -63,17 +71,42 @@ class Schedule:
                 return following
         return self.total if step < self.total and self.ops(self.total) else None
 
+    def _parts(self, track: str) -> tuple[int | None, ...]:
+        return tuple(range(self.fragments)) if track == CUT and self.fragments > 1 else (None,)
 
-def every(periods: dict[str, int], overlap: int = 0, point: Point = "after_step") -> Due:
-    """Each track on a fixed period K: due after n > 0 steps with n mod K = 0; applied `overlap` steps later."""
-    for track, period in periods.items():
-        if overlap and overlap >= period:
-            raise SettingError("strategy.overlap_steps", overlap, f"must be less than the period of {track}, {period}")
+
+def every(periods: dict[str, int], point: Point = "after_step", fragments: int = 1) -> Due:
+    """Each track on a fixed period K: due after n > 0 steps with n mod K = 0.
+
+    The parameters in P `fragments`, each with its own offset, K/P apart: fragment p after (p + 1) K/P steps first.
+
+    Raises:
+        SettingError: K is no multiple of P.
+    """
+    period = periods.get(CUT, 1)
+    if fragments > 1 and period % fragments:
+        raise SettingError("strategy.fragments", fragments, _that_fit(period, fragments))
 
     def due(step: int) -> tuple[SyncOp, ...]:
-        return tuple(SyncOp(t, step, step + overlap, point) for t, period in periods.items() if step % period == 0)
+        ops = []
+        for track, period in periods.items():
+            parts = fragments if track == CUT else 1
+            turn, rest = divmod(step, period // parts)
+            if rest == 0:
+                ops.append(SyncOp(track, step, step, point, fragment=(turn - 1) % parts if parts > 1 else None))
+        return tuple(ops)
 
     return due
+
+
+def _that_fit(period: int, fragments: int) -> str:
+    """What to do about a period that is no multiple of the fragments."""
+    fit = [p for p in range(1, period + 1) if period % p == 0]
+    near = sorted({max(p for p in fit if p < fragments), min((p for p in fit if p > fragments), default=period)})
+    below, above = period // fragments * fragments, -(-period // fragments) * fragments
+    periods = " or ".join(str(p) for p in (below, above) if p)
+    parts = " or ".join(map(str, near))
+    return f"must divide the steps between two rounds of a parameter, {period}: take {parts}, or {periods} steps"
 
 
 def at_random(periods: dict[str, int], seed: int) -> Due:

@@ -213,7 +213,10 @@ class StrategySettings:
     `inner_steps` is H. `topk` is for a full chunk of `chunk_size`² coefficients. The periods are DES-LOC's, in steps:
     of the parameters, of `exp_avg` and `momentum_buffer`, of `exp_avg_sq` and `max_exp_avg_sq`, and of whatever else
     the optimizer keeps for each parameter in its shape (`moment_period`). `overlap_steps`: a message is applied that
-    many inner steps after it was made. `value_bits` (32, 16, 8, 4, 2, 1) and `rounding` are of the values sent;
+    many inner steps after it was made (`auto`: as few as hide its exchange). `fragments`: parameters are sent in so
+    many parts, each at a time of its own; `fragment_order`: layer i is in part i mod P (`strided`), or layers that
+    follow each other are. `mix`: the share of its own parameters with which a replica goes on, α of Streaming DiLoCo.
+    `value_bits` (32, 16, 8, 4, 2, 1) and `rounding` are of the values sent;
     `value_format` is of those of 4 bits (`e3m0`: sign and exponent only). `combine`, of coded messages: every replica
     receives all (`gather`), or of 1/W of the chunks, whose sum it compresses again and sends to all (`sharded`).
     `codec`: how DES-LOC sends each track (`params`, or a moment by the optimizer's own name for it; `default`: all that
@@ -243,16 +246,23 @@ class StrategySettings:
     moment_period: int | None = None
     codec: dict[str, TrackCodec] | None = None
     periods: Literal["fixed", "random"] | None = None
-    overlap_steps: int | None = None
+    overlap_steps: int | Literal["auto"] | None = None
+    fragments: int | None = None
+    fragment_order: Literal["strided", "sequential"] | None = None
+    mix: float | None = None
 
     def __post_init__(self) -> None:
         _choices("strategy", self)
         _positive("strategy", self, "inner_steps", "topk", "chunk_size", "value_bits", "outer_lr")
         _positive("strategy", self, "param_period", "exp_avg_period", "exp_avg_sq_period", "moment_period")
-        _not_negative("strategy", self, "overlap_steps")
+        _positive("strategy", self, "fragments")
+        if self.overlap_steps != "auto":
+            _not_negative("strategy", self, "overlap_steps")
         _fraction("strategy", self, "outer_momentum")
-        if self.residual_decay is not None and not 0 <= self.residual_decay <= 1:
-            raise SettingError("strategy.residual_decay", self.residual_decay, "must be between 0 and 1")
+        for name in ("residual_decay", "mix"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise SettingError(f"strategy.{name}", value, "must be between 0 and 1")
 
 
 @dataclass(frozen=True)

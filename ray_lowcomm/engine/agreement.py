@@ -56,7 +56,8 @@ class Agreement:
     def next_launch(self, step: int) -> tuple[int, tuple[SyncOp, ...]]:
         """(nominal step, ops) of the round that follows `step`."""
         launch = self._known().next_step(step) or self._plan.total
-        return launch, self._known().ops(launch)
+        overlap = self._plan.strategy.overlap_steps
+        return launch, self._known().ops(launch, overlap if isinstance(overlap, int) else 0)
 
     def steps_to_next(self, step: int) -> int:
         """Nominal inner steps from `step` to the next launch; 0 after the last."""

@@ -231,7 +231,8 @@ class Replica:
 
     def _ops(self, step: int) -> tuple[SyncOp, ...]:
         """The strategy's ops at `step`, and with them those of the buffers."""
-        ops = self._schedule.ops(step)
+        overlap = self._spec.strategy.overlap_steps
+        ops = self._schedule.ops(step, overlap if isinstance(overlap, int) else 0)
         return ops + self._state.buffers.ops(step, max(op.apply for op in ops), ops[0].point)
 
     # ---- rounds ---------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def check_inner(
 def schedule(settings: StrategySettings, moments: tuple[str, ...], seed: int, total: int) -> Schedule:
     """The ops of a run of `total` nominal steps; the same on all replicas and in the driver."""
     entry = algorithm(settings.name)
-    return Schedule(entry.due(settings, moments, seed), total, entry.final)
+    return Schedule(entry.due(settings, moments, seed), total, entry.final, settings.fragments or 1)
 
 
 def remarks(strategy: Strategy, settings: StrategySettings, steps: int) -> tuple[str, ...]:

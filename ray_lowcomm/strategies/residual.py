@@ -183,8 +183,8 @@ def check_residual(settings: StrategySettings) -> None:
         raise SettingError("strategy.residual", "none", f"must be model or buffer for {settings.name}")
     if settings.overlap_steps and settings.residual == "buffer":
         raise SettingError("strategy.overlap_steps", settings.overlap_steps, "needs strategy.residual: model")
-    if settings.overlap_steps and settings.overlap_steps >= (settings.inner_steps or 1):
-        limit = f"must be less than strategy.inner_steps = {settings.inner_steps}"
+    if isinstance(settings.overlap_steps, int) and settings.overlap_steps > (settings.inner_steps or 1):
+        limit = f"must be at most strategy.inner_steps = {settings.inner_steps}"
         raise SettingError("strategy.overlap_steps", settings.overlap_steps, limit)
 
 

@@ -39,7 +39,7 @@ TIMES, MOST = 3, 1 / 6
 
 def due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due:
     """A round every H steps."""
-    return every({PARAMS: settings.inner_steps or 1}, settings.overlap_steps or 0)
+    return every({PARAMS: settings.inner_steps or 1})
 
 
 def build_tiles(settings: StrategySettings, tracks: Tracks, seed: int, *, transform: bool) -> Strategy:

@@ -49,29 +49,50 @@ def test_a_run_shorter_than_a_period_has_one_sync_at_its_end() -> None:
     assert _launches(Schedule(every({"params": 100}), 3, ("params",))) == [(3, ["params"])]
 
 
-def test_overlapped_ops_are_applied_later_but_never_after_the_end() -> None:
-    schedule = Schedule(every({"params": 4}, overlap=3), 10, ("params",))
-    applied = {step: [op.apply for op in schedule.ops(step)] for step in (4, 8, 10)}
+def test_overlapped_ops_are_applied_later_but_never_after_the_next_launch() -> None:
+    schedule = Schedule(every({"params": 4}), 10, ("params",))
+    applied = {step: [op.apply for op in schedule.ops(step, overlap=3)] for step in (4, 8, 10)}
     # the op of step 8 is applied before the final one is proposed against an anchor that includes it
-    assert applied == {4: [7], 8: [9], 10: [10]}
-    at_the_end = Schedule(every({"params": 4}, overlap=3), 8, ("params",))
-    assert [op.apply for op in at_the_end.ops(8)] == [8]
+    assert applied == {4: [7], 8: [10], 10: [10]}
+    assert [op.apply for op in schedule.ops(4, overlap=100)] == [8]
+    at_the_end = Schedule(every({"params": 4}), 8, ("params",))
+    assert [op.apply for op in at_the_end.ops(8, overlap=3)] == [8]
 
 
 @pytest.mark.parametrize("total", range(1, 14))
-@pytest.mark.parametrize("overlap", [0, 1, 2])
-def test_each_op_is_applied_before_the_next_launch_and_all_by_the_end(total: int, overlap: int) -> None:
-    schedule = Schedule(every({"params": 3}, overlap), total, ("params",))
+@pytest.mark.parametrize("overlap", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_each_op_is_applied_before_the_next_launch_and_all_by_the_end(total: int, overlap: int, fragments: int) -> None:
+    schedule = Schedule(every({"params": 3}, fragments=fragments), total, ("params",), fragments)
     steps = [step for step, _ in _launches(schedule)]
-    for step, following in zip(steps, [*steps[1:], total + 1], strict=True):
-        assert all(step <= op.apply < following for op in schedule.ops(step))
+    for step, following in zip(steps, [*steps[1:], total], strict=True):
+        assert all(step <= op.apply <= following for op in schedule.ops(step, overlap))
+        assert len({op.apply for op in schedule.ops(step, overlap)}) == 1
     assert steps[-1] == total
 
 
-@pytest.mark.parametrize("overlap", [3, 4])
-def test_overlap_must_be_shorter_than_the_period(overlap: int) -> None:
-    with pytest.raises(SettingError, match=r"strategy\.overlap_steps = .*less than the period of params, 3"):
-        every({"params": 3}, overlap)
+def test_fragments_take_turns_and_all_are_synchronised_at_the_end() -> None:
+    schedule = Schedule(every({"params": 6, "exp_avg": 4}, fragments=3), 13, ("params",), 3)
+    launched = {step: [op.id for op in schedule.ops(step)] for step, _ in _launches(schedule)}
+    assert launched == {
+        2: ["params.0@2"],
+        4: ["params.1@4", "exp_avg@4"],
+        6: ["params.2@6"],
+        8: ["params.0@8", "exp_avg@8"],
+        10: ["params.1@10"],
+        12: ["params.2@12", "exp_avg@12"],
+        13: ["params.0@13", "params.1@13", "params.2@13"],
+    }
+    assert [op.apply for op in schedule.ops(4, overlap=1)] == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("period", "fragments", "allowed"),
+    [(16, 5, "take 4 or 8, or 15 or 20 steps"), (4, 8, "take 4, or 8 steps"), (7, 2, "take 1 or 7, or 6 or 8 steps")],
+)
+def test_the_period_must_be_a_multiple_of_the_fragments(period: int, fragments: int, allowed: str) -> None:
+    with pytest.raises(SettingError, match=f"strategy.fragments = {fragments}: .* {period}: {allowed}"):
+        every({"params": period}, fragments=fragments)
 
 
 def test_op_ids_are_unique_in_a_run() -> None:
