@@ -8,9 +8,9 @@ from typing import NoReturn
 from ray_lowcomm.config import ConfigError
 from ray_lowcomm.core.errors import LowCommError, SettingError
 from ray_lowcomm.core.wording import worded
-from ray_lowcomm.runtime.stopping import signals_interrupt
+from ray_lowcomm.runtime.stopping import EXIT_STOPPED, signals_interrupt
 
-EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 130
+EXIT_FAILED, EXIT_USAGE = 1, 2
 
 
 def run_main(function: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> int:

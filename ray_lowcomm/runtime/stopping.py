@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+EXIT_STOPPED = 130  # of a job that was asked to stop, and did
 SAME_S = 1.0  # `timeout` signals its child and then its whole group, which is one request
 
 

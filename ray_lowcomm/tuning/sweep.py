@@ -3,10 +3,12 @@
 import logging
 import os
 import shlex
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -19,6 +21,7 @@ from ray_lowcomm.core.errors import FleetError, LowCommError, SettingError
 from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.runtime.cluster import connect
 from ray_lowcomm.runtime.owned_folder import folder_path
+from ray_lowcomm.runtime.stopping import EXIT_STOPPED, write_into_the_void
 from ray_lowcomm.tuning.book import Book
 from ray_lowcomm.tuning.draws import random_samples
 from ray_lowcomm.tuning.ending import End
@@ -153,10 +156,11 @@ def _run(plan: Plan, directory: str, show: Show) -> None:
         results.config(to_yaml(plan.config))
     end = End(plan.config, book, results, show, plan.refused)
     watch = Watch(book, plan.config.stopped_by, end.listeners, StateCopies(directory).keep)
+
     end.begin()
     show.start()
     try:
-        with interrupts() as stopping, quiet():
+        with interrupts(partial(_leave_without_ray, plan.config, watch, show, end)) as stopping, quiet():
             watch.watch_for(stopping, end.interrupted)
             _tune(plan, directory, watch)
             was_stopped = stopping()
@@ -173,6 +177,22 @@ def _run(plan: Plan, directory: str, show: Show) -> None:
     if cut and budget and not was_stopped:
         show.say(f"the time budget of {budget:g} s is used up; {_go_on(plan.config)}")
     end.finish(was_stopped)
+
+
+def _leave_without_ray(config: SweepConfig, watch: Watch, show: Show, end: End) -> None:
+    """The end of a sweep that is stopped while Ray holds the main thread: in another thread, and of the process."""
+    try:
+        write_into_the_void()
+        watch.stop_now()
+        show.stop()
+        with suppress(KeyboardInterrupt):
+            end.finish(was_stopped=True)
+        show.say(f"interrupted, and Ray does not answer any more; {_go_on(config)}")
+    except Exception as error:
+        show.say(f"interrupted, and its end cannot be written: {type(error).__name__}: {error}")
+    finally:
+        sys.stdout.flush()
+        os._exit(EXIT_STOPPED)
 
 
 def _tune(plan: Plan, directory: str, watch: Watch) -> None:

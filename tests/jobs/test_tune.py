@@ -17,6 +17,7 @@ from jobs._main import run_main
 from ray_lowcomm.config import TrainConfig, load_config
 from ray_lowcomm.tracking.mlflow_store import Store
 from ray_lowcomm.tuning.results import history
+from tests.ray.nodes import psutil
 from tests.unit.tracking.test_sweep_mlflow import runs_of
 
 SMALL = [
@@ -76,12 +77,11 @@ def test_help_has_the_fields_of_a_sweep(capsys):
         assert word in out
 
 
-def start(*argv, cwd):
+def start(*argv, cwd, **options):
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONPATH": os.getcwd()}
     command = [sys.executable, "-m", "jobs.tune", *argv, "--run.output_dir", str(cwd / "out")]
-    return subprocess.Popen(
-        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=cwd, env=environment, **streams, **options)
 
 
 def rounds_of(folder, trial_id):
@@ -145,6 +145,28 @@ def test_resume_after_sigterm_finishes_the_rest_only(tmp_path):
         steps = [metric.step for metric in client.get_metric_history(run.info.run_id, "loss")]
         assert steps == [4 * number for number in range(1, 81)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]  # no ./mlruns
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_stopped_while_its_ray_is_dead_writes_its_report(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)  # a Ray of its own
+    space = ["--space", "tests.jobs.sweep_spaces:RATES", "--num-samples", "2", "--max-concurrent", "1"]
+    long = ["--scheduler", "none", "--inner.steps", "1000000"]
+    sweep = start(*SMALL, *space, *long, cwd=tmp_path, start_new_session=True)
+    folder, deadline = tmp_path / "out" / "s", time.monotonic() + 200
+    while not any(rounds_of(folder, path.name) for path in (folder / "trials").glob("[!.]*")):
+        assert sweep.poll() is None, sweep.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    for child in psutil.Process(sweep.pid).children():
+        if child.name().startswith(("gcs_server", "raylet")):
+            child.kill()
+    os.killpg(sweep.pid, signal.SIGTERM)
+    out, _ = sweep.communicate(timeout=50)  # Ray itself gives up after 60 s
+    assert sweep.returncode == 130, out
+    assert "Ray does not answer any more; go on with: python -m jobs.tune" in out
+    assert [row["status"] for row in table_of(folder)] == ["stopped"]
+    assert (folder / "report.html").exists()
 
 
 def assert_best_is_the_best(folder, rows):

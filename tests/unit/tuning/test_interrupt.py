@@ -1,5 +1,8 @@
+import ctypes
 import signal
+import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -74,3 +77,70 @@ def test_tune_that_does_not_come_to_an_end_is_interrupted():
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             time.sleep(30)
+
+
+class Held:
+    """A lock of C's for the main thread, taken twice: until another thread opens it no handler of Python's can run."""
+
+    def __init__(self):
+        self._libc, self._mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+        self.opened_by = []
+
+    def hold(self, deadline_s=60):
+        until = (ctypes.c_long * 2)(int(time.time()) + deadline_s, 0)
+        self._libc.pthread_mutex_lock(self._mutex)
+        self._libc.pthread_mutex_timedlock(self._mutex, until)
+
+    def open(self):
+        self.opened_by.append(threading.current_thread().name)
+        self._libc.pthread_mutex_unlock(self._mutex)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_main_thread_that_is_held_leaves_the_end_to_another(number, monkeypatch):
+    monkeypatch.setattr(interrupt, "GONE_S", 0.1)
+    held, main, handled, then = Held(), threading.main_thread().ident, [], []
+    asks = threading.Timer(0.2, lambda: signal.pthread_kill(main, number))
+
+    def gone():
+        then.extend(handled)
+        held.open()
+
+    with suppress(KeyboardInterrupt), interrupts(gone, patience_s=0.1):
+        tune_handles(handled)
+        asks.start()
+        held.hold()
+    assert held.opened_by == ["hurry-tune"]
+    assert (then, handled) == ([], [signal.SIGINT])
+
+
+def test_the_context_waits_for_an_end_that_another_thread_writes(monkeypatch):
+    monkeypatch.setattr(interrupt, "GONE_S", 0.1)
+    held, order = Held(), []
+
+    def gone():
+        held.open()
+        time.sleep(0.3)
+        order.append("written")
+
+    with suppress(KeyboardInterrupt), interrupts(gone, patience_s=0.1):
+        tune_handles([])
+        signal.raise_signal(signal.SIGTERM)
+        held.hold()
+    order.append("over")
+    assert order == ["written", "over"]
+
+
+def test_an_end_in_time_is_left_alone():
+    called = []
+    with interrupts(lambda: called.append(1), patience_s=30):
+        tune_handles([])
+        signal.raise_signal(signal.SIGTERM)
+    assert called == []
+    assert "hurry-tune" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_file_descriptor_of_signals_is_as_before():
+    with interrupts():
+        pass
+    assert signal.set_wakeup_fd(-1) == -1
