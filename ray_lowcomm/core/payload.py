@@ -63,7 +63,7 @@ class Payload:
     @classmethod
     def mean(cls, read: Callable[[Tensor | None], Tensor]) -> "Payload":
         """A vector [n] to be averaged. `read(out)` makes it, in new memory or in `out`, the same until it is applied or
-        discarded: there need not be a second copy for another attempt."""
+        discarded: there need not be a second copy for another attempt, unless inner steps run meanwhile."""
         return cls("mean", read(None), read=read)
 
     def restore(self) -> None:

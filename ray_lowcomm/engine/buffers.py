@@ -87,9 +87,10 @@ class BufferSync:
         """Floating buffers as one vector, or the others' bytes."""
         now = self.all
         if op.track == MEAN:
-            return Proposal(
-                op.id, Payload.mean(lambda out: self._layout.flatten((now[name] for name in self._averaged), out))
-            )
+            averaged = [now[name] for name in self._averaged]
+            if op.apply > op.launch:  # the model trains on while they are sent
+                averaged = [buffer.detach().clone() for buffer in averaged]
+            return Proposal(op.id, Payload.mean(lambda out: self._layout.flatten(averaged, out)))
         return Proposal(op.id, Payload("first", torch.cat([tensor_bytes(now[name]) for name in self._copied])))
 
     def apply(self, proposal: str, received: Received) -> None:

@@ -11,6 +11,7 @@ from ray_lowcomm.core.errors import CheckpointError, PayloadError
 from ray_lowcomm.core.guards import all_finite
 from ray_lowcomm.core.outer import OuterOptimizer
 from ray_lowcomm.core.payload import Received
+from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.tracks import PARAMS, Tracks
 from ray_lowcomm.core.weights import differences
 from ray_lowcomm.strategies.contract import State
@@ -21,10 +22,13 @@ Open = TypeVar("Open")
 
 
 class Anchor:
-    """`values` and `momentum` (None without one) are flat [n] in the layout's dtype; both change only in `step`."""
+    """`values` and `momentum` (None without one) are flat [n] in the layout's dtype; both change only in `step`.
 
-    def __init__(self, tracks: Tracks, outer: OuterOptimizer) -> None:
-        self.tracks, self.outer = tracks, outer
+    `mix`: with which share of its own parameters a replica goes on from a round that is applied late (None: `go_on`).
+    """
+
+    def __init__(self, tracks: Tracks, outer: OuterOptimizer, mix: float | None = None) -> None:
+        self.tracks, self.outer, self.mix = tracks, outer, mix
         self.values = tracks.read(PARAMS)
         self.momentum = outer.start(self.values)
 
@@ -32,6 +36,14 @@ class Anchor:
         """Anchor − local parameters, flat [n]: what this replica has and the anchor has not. In `out` if given;
         otherwise to be released."""
         return self.tracks.below(self.values, out)
+
+    def at_launch(self, op: SyncOp) -> Tensor | None:
+        """The parameters as they are, flat [n], where inner steps follow before `op` is applied; None where none do."""
+        return self.tracks.read(PARAMS, self.tracks.room()) if op.apply > op.launch else None
+
+    def behind(self, launch: Tensor, out: Tensor | None = None) -> Tensor:
+        """Anchor − what `at_launch` gave, flat [n], in `out` if given: the pseudo-gradient of that launch."""
+        return torch.sub(self.values, launch, out=self.tracks.room() if out is None else out)
 
     def release(self, vector: Tensor) -> None:
         """Lend a vector [n] that nobody uses any more to the next pseudo-gradient."""
@@ -77,6 +89,21 @@ class Anchor:
     def load_into_model(self) -> None:
         """Set the replica's parameters to the anchor."""
         self.tracks.write(PARAMS, self.values)
+
+    def go_on(self, launch: Tensor | None) -> None:
+        """The replica goes on from the anchor, θ_r ← θ: `launch` is what `at_launch` gave, and is released.
+
+        Inner steps taken since stay: θ_r ← θ − (θ_r at launch − θ_r now). With `mix` α they are drawn to the anchor
+        with all the rest, θ_r ← α θ_r + (1 − α) θ (Streaming DiLoCo, arXiv 2501.18512, equation 3).
+        """
+        if launch is None:
+            self.load_into_model()
+            return
+        if self.mix is None:
+            self.tracks.add(torch.sub(self.values, launch, out=launch))
+        else:
+            self.tracks.add(self.tracks.below(self.values, launch), 1.0 - self.mix)
+        self.release(launch)
 
     def state(self) -> State:
         """Anchor and momentum by parameter name."""

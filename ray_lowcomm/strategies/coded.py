@@ -10,19 +10,14 @@ With a codec that loses nothing all replicas end at the mean of their moments, a
 what was sent and never becomes a moment: entries that were never sent are zero in it, and a second moment of zero next
 to a first one that is not would be a step without bound. A joiner takes its donor's moments, as in dense DES-LOC.
 
-Two bounds keep the steps that follow from becoming large; what they hold back goes out with the next d. A second moment
-stays non-negative: the mean of such numbers is no less than a replica's own share of it, weight · x_r, so where
-rounding would take x_r below (the least weight) · x_r, it stops there. Adam's first moment, coded or not, becomes no
-larger than it was, or than makes a step of the learning rate (√ of the second, with bias corrections): what comes from
-others would else be divided by this replica's own second moment, which may be far smaller. (Byte GPT, 400 steps, H = 8,
-k = 64 of the parameters in 1 bit: loss 2.50 without this bound and 1.98 with it; 1.99 if no moments are exchanged.)
+Moments stay within the bounds of `strategies.bounds`; what those hold back goes out with the next d.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ray_lowcomm.core.digest import digest_text
 from ray_lowcomm.core.outer import OuterOptimizer
@@ -32,11 +27,10 @@ from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import PARAMS, Tracks
 from ray_lowcomm.strategies.anchor import Anchor
 from ray_lowcomm.strategies.averaging import PeriodicAveraging
+from ray_lowcomm.strategies.bounds import FIRST_MOMENT, write_bounded
 from ray_lowcomm.strategies.contract import State, Strategy
 from ray_lowcomm.strategies.residual import ResidualInModel, with_residual
 from ray_lowcomm.strategies.track_codecs import as_settings, build_codec, check_has, codec_of
-
-FIRST_MOMENT = "exp_avg"
 
 
 class Moment(Tracks):
@@ -109,24 +103,6 @@ class MomentInModel(ResidualInModel):
         """Own moment + `alpha` times `change` [n], in its place."""
         for own, part in zip(self.anchor.tracks.each(PARAMS), self.anchor.tracks.layout.split(change), strict=True):
             torch.add(own.to(part.dtype), part, alpha=alpha, out=part)
-
-
-def write_bounded(tracks: Tracks, moment: str, flat: Tensor, least: float) -> None:
-    """Set a moment to `flat` [n], which is left alone, within the bounds that the module tells of."""
-    for parameter, part in zip(tracks.parameters.values(), tracks.layout.split(flat), strict=True):
-        tracks.moments.write(parameter, moment, _bounded(tracks, moment, parameter, part, least))
-
-
-def _bounded(tracks: Tracks, moment: str, parameter: nn.Parameter, after: Tensor, least: float) -> Tensor:
-    moments = tracks.moments
-    if moments.not_negative(moment):
-        before = moments.read(parameter, moment).to(after.dtype)
-        return torch.maximum(after, before * least)
-    if moment != FIRST_MOMENT:
-        return after
-    before = moments.read(parameter, moment).to(after.dtype)
-    most = torch.maximum(moments.largest_first(parameter).to(after.dtype), before.abs())
-    return torch.maximum(torch.minimum(after, most), -most)
 
 
 class CodedTracks:

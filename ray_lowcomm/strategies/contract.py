@@ -23,6 +23,15 @@ class Strategy(Protocol):
     Each name of `local_state` begins with an entry of `unshared` or of `own`. `unshared` is what this replica has not
     shared yet: who goes on with fewer replicas shifts it so that its mean over the replicas stays. `own` is what means
     something to this replica alone, and goes with it.
+
+    A round, which is one or several ops of one launch, is open from `propose` to `apply` or `discard`; only one is at a
+    time, and the anchor does not change while it is. Where `op.apply` is later than `op.launch` the main thread trains
+    meanwhile (parameters, the optimizer's state and buffers change), and another one exchanges the payloads and calls
+    `check` and `digest`. So nothing of an open proposal, `payload.restore()` included, may then read what training
+    changes. `apply` follows after so many inner steps, or after fewer when a run is stopped; with `op.apply` equal to
+    `op.launch` there are none, and no copy is needed.
+
+    Who goes back to the anchor θ at `apply` keeps those steps: θ_r ← θ − (θ_r at launch − θ_r now).
     """
 
     consistent: bool
@@ -39,7 +48,8 @@ class Strategy(Protocol):
         ...
 
     def propose(self, op: SyncOp) -> Proposal:
-        """Open a proposal. It knows neither the members nor their weights, and its payload never changes afterwards.
+        """Open a proposal, when `op.launch` steps are done. It knows neither the members nor their weights, and its
+        payload never changes afterwards.
 
         Raises:
             PayloadError: what would be sent is not finite.
@@ -47,11 +57,12 @@ class Strategy(Protocol):
         ...
 
     def apply(self, proposal: str, received: Received) -> None:
-        """Close a proposal with what was received and checked: a deterministic function of it."""
+        """Close a proposal, when `op.apply` steps are done, with what was received and checked: a deterministic
+        function of it."""
         ...
 
     def check(self, proposal: str, received: Received) -> None:
-        """Look at what was received before this replica votes for it; nothing visible changes.
+        """Look at what was received before this replica votes for it; nothing visible changes. From any thread.
 
         Raises:
             PayloadError: naming the replica whose message is damaged.
@@ -83,7 +94,7 @@ class Strategy(Protocol):
         ...
 
     def digest(self) -> str:
-        """Hash of the shared state, each track at its last commit."""
+        """Hash of the shared state, each track at its last commit. From any thread, but none while `apply` runs."""
         ...
 
 

@@ -17,6 +17,7 @@ from ray_lowcomm.strategies import track_codecs
 from ray_lowcomm.strategies.averaging import PeriodicAveraging
 from ray_lowcomm.strategies.coded import CodedTracks, with_codecs
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
+from ray_lowcomm.strategies.overlap import OVERLAP, check_overlap
 from ray_lowcomm.strategies.residual import unused_outer_fields
 
 FIRST, SECOND = ("exp_avg", "momentum_buffer"), ("exp_avg_sq", "max_exp_avg_sq")
@@ -60,6 +61,7 @@ def _periods(settings: StrategySettings, period: int) -> dict[str, Any]:
 
 def _check(settings: StrategySettings) -> None:
     track_codecs.check(settings.codec or {})
+    check_overlap(settings)
 
 
 def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
@@ -101,6 +103,7 @@ DESLOC = Algorithm(
         "outer_momentum": 0.9,
         "codec": {},
         "combine": "gather",
+        **OVERLAP,
     },
     due=_due,
     build=_build,

@@ -7,6 +7,8 @@ sends E3M0 values so), with or without error feedback; 4 bits and more need none
 from dataclasses import replace
 from typing import Literal
 
+from torch import Tensor
+
 from ray_lowcomm.core.outer import OuterOptimizer
 from ray_lowcomm.core.payload import Payload, Proposal, Received
 from ray_lowcomm.core.schedule import Due, SyncOp, every
@@ -14,22 +16,25 @@ from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import PARAMS, Tracks
 from ray_lowcomm.strategies.anchor import Anchor, Anchored
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
+from ray_lowcomm.strategies.overlap import OVERLAP, check_overlap, unused_mix
 from ray_lowcomm.strategies.residual import VALUES, dense_codec, unused_fields, value_format, with_residual
 
 
-class DiLoCo(Anchored[None]):
+class DiLoCo(Anchored[Tensor | None]):
     """Dense mean of the pseudo-gradients; the inner optimizer's state is kept and never synchronised."""
 
     def propose(self, op: SyncOp) -> Proposal:
         """The pseudo-gradient, dense."""
-        self._open[op.id] = None
-        return Proposal(op.id, Payload.mean(self.anchor.pseudo_gradient))
+        self._open[op.id] = launch = self.anchor.at_launch(op)
+        if launch is None:
+            return Proposal(op.id, Payload.mean(self.anchor.pseudo_gradient))
+        return Proposal(op.id, Payload.mean(lambda out: self.anchor.behind(launch, out)))
 
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step; the replica goes on from the anchor."""
-        del self._open[proposal]
+        launch = self._open.pop(proposal)
         self.anchor.step(received.parts[0])
-        self.anchor.load_into_model()
+        self.anchor.go_on(launch)
 
 
 def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due:
@@ -40,7 +45,7 @@ def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
     outer = OuterOptimizer(
         settings.outer_optimizer or "nesterov", settings.outer_lr or 1.0, settings.outer_momentum or 0.0
     )
-    anchor = Anchor(tracks, outer)
+    anchor = Anchor(tracks, outer, settings.mix)
     if settings.value_bits == 32:
         return DiLoCo(anchor)
     return with_residual(settings, anchor, dense_codec(settings, anchor, seed))
@@ -52,6 +57,9 @@ def _unused(settings: StrategySettings) -> dict[str, str]:
         unused |= dict.fromkeys(("residual", "residual_decay", "combine"), "needs strategy.value_bits below 32")
     elif _residual(settings) == "none":
         unused["residual_decay"] = "needs strategy.residual: model or buffer"
+    if settings.value_bits != 32 and _residual(settings) != "none":
+        unused["mix"] = "needs strategy.residual: none: what was not sent would be sent twice"
+    unused |= unused_mix(settings)
     return unused
 
 
@@ -68,6 +76,7 @@ def _residual(settings: StrategySettings) -> Literal["model", "buffer", "none"]:
 
 def _check(settings: StrategySettings) -> None:
     value_format(settings)
+    check_overlap(settings)
 
 
 DILOCO = Algorithm(
@@ -79,6 +88,8 @@ DILOCO = Algorithm(
         **VALUES,
         "residual": None,
         "residual_decay": None,
+        **OVERLAP,
+        "mix": None,
     },
     due=_due,
     build=_build,

@@ -7,6 +7,7 @@ from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import PARAMS, Tracks
 from ray_lowcomm.strategies.averaging import PeriodicAveraging
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
+from ray_lowcomm.strategies.overlap import OVERLAP, check_overlap
 
 
 def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due:
@@ -31,4 +32,11 @@ def _remarks(strategy: Strategy, settings: StrategySettings, steps: int) -> tupl
     return strategy.tracks.moments.remarks()
 
 
-LOCAL_ADAM = Algorithm(defaults={"inner_steps": 32}, due=_due, build=_build, remarks=_remarks, averages_moments=True)
+LOCAL_ADAM = Algorithm(
+    defaults={"inner_steps": 32, **OVERLAP},
+    due=_due,
+    build=_build,
+    check=check_overlap,
+    remarks=_remarks,
+    averages_moments=True,
+)

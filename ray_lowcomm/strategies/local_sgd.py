@@ -6,6 +6,7 @@ from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import PARAMS, Tracks
 from ray_lowcomm.strategies.averaging import PeriodicAveraging
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
+from ray_lowcomm.strategies.overlap import OVERLAP, check_overlap
 
 
 def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due:
@@ -16,4 +17,4 @@ def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
     return PeriodicAveraging(tracks, (), OuterOptimizer("none"))
 
 
-LOCAL_SGD = Algorithm(defaults={"inner_steps": 32}, due=_due, build=_build)
+LOCAL_SGD = Algorithm(defaults={"inner_steps": 32, **OVERLAP}, due=_due, build=_build, check=check_overlap)

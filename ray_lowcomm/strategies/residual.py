@@ -19,6 +19,7 @@ from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.strategies.anchor import Anchor, collect
 from ray_lowcomm.strategies.contract import State, Strategy
 from ray_lowcomm.strategies.gathered import Combiner, Gather, Gathered
+from ray_lowcomm.strategies.overlap import check_overlap
 from ray_lowcomm.strategies.sharded import Sharded
 
 RESIDUAL, SPECTRUM = "residual/", "residual_dct/"
@@ -63,7 +64,7 @@ class ResidualInModel(Gathered[Tensor | None]):
         self.anchor.release(mean)
 
 
-class ResidualInBuffer(Gathered[Tensor]):
+class ResidualInBuffer(Gathered[tuple[Tensor, Tensor | None]]):
     """a = decay e + Δ ; q = decode(encode(a)) ; e ← a − q ; θ ← outer(θ, mean q) ; θ_r ← θ     (B4).
 
     With a `spectral` codec e, a and q are coefficients, which saves the inverse transform of q.
@@ -77,24 +78,25 @@ class ResidualInBuffer(Gathered[Tensor]):
 
     def propose(self, op: SyncOp) -> Proposal:
         """The largest coefficients of the decayed residual plus the pseudo-gradient."""
+        launch = self.anchor.at_launch(op)
         unshared = self.anchor.pseudo_gradient()
         if self.codec.spectral:
             self.codec.coefficients_(unshared)
         unshared.add_(self.residual, alpha=self.decay)
         outgoing = self.combiner.open(op.id, unshared)
-        self._open[op.id] = unshared
+        self._open[op.id] = unshared, launch
         return Proposal(op.id, outgoing.payload)
 
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step; the replica goes on from the anchor, what was not sent from the buffer."""
         taken = self.combiner.take(proposal, received)
-        unshared = self._open.pop(proposal)
+        unshared, launch = self._open.pop(proposal)
         if received.included:
             self.codec.add_(unshared, taken.own, -1.0)
         free, self.residual = self.residual, unshared
         self.anchor.step_(taken.mean(out=free))
         self.anchor.release(free)
-        self.anchor.load_into_model()
+        self.anchor.go_on(launch)
 
     def local_state(self) -> State:
         """The residual, and what the combiner has."""
@@ -113,7 +115,7 @@ class ResidualInBuffer(Gathered[Tensor]):
         return SPECTRUM if self.codec.spectral else RESIDUAL
 
 
-class NoResidual(Gathered[Tensor]):
+class NoResidual(Gathered[tuple[Tensor, Tensor | None]]):
     """q = decode(encode(Δ)) ; θ ← outer(θ, mean q) ; θ_r ← θ: what is rounded away is lost."""
 
     def __init__(self, anchor: Anchor, combiner: Combiner, settings: StrategySettings) -> None:
@@ -121,18 +123,20 @@ class NoResidual(Gathered[Tensor]):
 
     def propose(self, op: SyncOp) -> Proposal:
         """The pseudo-gradient, rounded."""
+        launch = self.anchor.at_launch(op)
         pseudo_gradient = self.anchor.pseudo_gradient()
         outgoing = self.combiner.open(op.id, pseudo_gradient)
-        self._open[op.id] = pseudo_gradient
+        self._open[op.id] = pseudo_gradient, launch
         return Proposal(op.id, outgoing.payload)
 
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step; the replica goes on from the anchor."""
         taken = self.combiner.take(proposal, received)
-        mean = taken.mean(out=self._open.pop(proposal))
+        room, launch = self._open.pop(proposal)
+        mean = taken.mean(out=room)
         self.anchor.step_(mean)
         self.anchor.release(mean)
-        self.anchor.load_into_model()
+        self.anchor.go_on(launch)
 
 
 def with_residual(
@@ -181,11 +185,7 @@ def check_residual(settings: StrategySettings) -> None:
     value_format(settings)
     if settings.residual == "none":
         raise SettingError("strategy.residual", "none", f"must be model or buffer for {settings.name}")
-    if settings.overlap_steps and settings.residual == "buffer":
-        raise SettingError("strategy.overlap_steps", settings.overlap_steps, "needs strategy.residual: model")
-    if isinstance(settings.overlap_steps, int) and settings.overlap_steps > (settings.inner_steps or 1):
-        limit = f"must be at most strategy.inner_steps = {settings.inner_steps}"
-        raise SettingError("strategy.overlap_steps", settings.overlap_steps, limit)
+    check_overlap(settings)
 
 
 VALUES = {"value_bits": 32, "value_format": "linear", "rounding": "nearest", "combine": "gather"}

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
+from ray_lowcomm.strategies.overlap import OVERLAP
 from ray_lowcomm.strategies.residual import VALUES, check_residual, unused_fields
 from ray_lowcomm.strategies.tiles import build_tiles, due, too_few_rounds, with_decay
 
@@ -34,7 +35,7 @@ SPARSE_LOCO = Algorithm(
         **VALUES,
         "value_bits": 2,
         "reduce": "replicas",
-        "overlap_steps": 0,
+        **OVERLAP,
     },
     due=due,
     build=_build,

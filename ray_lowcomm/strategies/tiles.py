@@ -16,6 +16,7 @@ from ray_lowcomm.core.tracks import PARAMS, Tracks
 from ray_lowcomm.strategies.anchor import Anchor
 from ray_lowcomm.strategies.contract import Strategy
 from ray_lowcomm.strategies.gathered import Gathered
+from ray_lowcomm.strategies.overlap import OVERLAP
 from ray_lowcomm.strategies.residual import VALUES, value_format, with_residual
 
 MEASURED: dict[str, Any] = {
@@ -30,7 +31,7 @@ MEASURED: dict[str, Any] = {
     **VALUES,
     "value_bits": 1,
     "reduce": "senders",
-    "overlap_steps": 0,
+    **OVERLAP,
 }
 
 

@@ -29,7 +29,9 @@ class Member:
     index: int
     state: ReplicaState
     schedule: Schedule
+    overlap: int = 0
     step: int = 0
+    late: int = 0  # steps from the last launch to where it is applied
 
     @property
     def strategy(self) -> Strategy:
@@ -67,7 +69,8 @@ def member(case: Case, index: int = 0, model: nn.Module | None = None) -> Member
     strategy = strategies.build(settings, tracks)
     state = ReplicaState(model, tracks, strategy, BufferSync(model, "average"))
     schedule = strategies.schedule(settings, strategies.moments_of(tracks), 0, TOTAL)
-    return Member(index, state, schedule)
+    overlap = settings.overlap_steps
+    return Member(index, state, schedule, overlap if isinstance(overlap, int) else 0)
 
 
 def members(case: Case, count: int) -> list[Member]:
@@ -78,8 +81,9 @@ def train_to_launch(fleet: Sequence[Member]) -> tuple[SyncOp, ...]:
     """Train all up to the next launch of ops, with DDP up to the gradients of that step; returns the ops."""
     target = fleet[0].schedule.next_step(fleet[0].step)
     assert target is not None
-    ops = fleet[0].schedule.ops(target)
+    ops = fleet[0].schedule.ops(target, fleet[0].overlap)
     for one in fleet:
+        one.late = ops[0].apply - ops[0].launch
         while one.step < target - 1:
             one.backward()
             one.finish_step()
@@ -87,6 +91,14 @@ def train_to_launch(fleet: Sequence[Member]) -> tuple[SyncOp, ...]:
         if ops[0].point == "after_step":
             one.finish_step()
     return ops
+
+
+def train_meanwhile(one: Member) -> None:
+    """The inner steps between the launch and where it is applied."""
+    while one.late:
+        one.backward()
+        one.finish_step()
+        one.late -= 1
 
 
 def propose(one: Member, ops: Sequence[SyncOp]) -> list[Proposal]:
@@ -115,7 +127,8 @@ def _combined(payloads: Sequence[Payload], weights: tuple[float, ...]) -> tuple[
 
 
 def conclude(one: Member, proposals: Sequence[Proposal], received: Sequence[Received], *, check: bool = True) -> None:
-    """Check and apply all; then the optimizer step, where it comes after the exchange."""
+    """Train on, check and apply all; then the optimizer step, where it comes after the exchange."""
+    train_meanwhile(one)
     if check:
         for proposal, part in zip(proposals, received, strict=True):
             one.strategy.check(proposal.id, part)

@@ -70,6 +70,7 @@ TILES: dict[str, Any] = {"inner_steps": 2, "chunk_size": 4, "topk": 3}
 DCT: dict[str, Any] = TILES | {"value_bits": 32, "reduce": "replicas"}
 SENDERS: dict[str, Any] = {"reduce": "senders", "outer_lr": 0.7, "outer_momentum": 0.7}
 E3M0: dict[str, Any] = {"value_bits": 4, "value_format": "e3m0", "rounding": "stochastic"}
+LATE: dict[str, Any] = {"param_period": 2, "exp_avg_period": 2, "exp_avg_sq_period": 4}
 PERIODS: dict[str, Any] = {"param_period": 1, "exp_avg_period": 2, "exp_avg_sq_period": 3}
 SPARSE: dict[str, Any] = {"topk": 3, "chunk_size": 4}
 CODEC = {
@@ -94,7 +95,6 @@ CASES = [
     Case("dct_senders", _of("dct_momentum", **(DCT | SENDERS))),
     Case("dct_16_bit", _of("dct_momentum", **(DCT | {"value_bits": 16}))),
     Case("dct_paper", _of("dct_momentum", variant="paper", **TILES)),
-    Case("dct_overlap", _of("dct_momentum", overlap_steps=1, **DCT)),  # applied later than launched
     Case("dct_2_bit", _of("dct_momentum", **(DCT | {"value_bits": 2}))),
     Case("dct_e3m0", _of("dct_momentum", residual="buffer", **(DCT | E3M0))),
     Case("sparse_loco", _of("sparse_loco", **TILES)),
@@ -117,5 +117,16 @@ CASES = [
     Case("desloc_adafactor", _of("desloc", **PERIODS, moment_period=2), adafactor),
     Case("desloc_codec", _of("desloc", codec=CODEC, **PERIODS)),
     Case("desloc_codec_sgd", _of("desloc", codec=BUFFERED, combine="sharded", **PERIODS), momentum),
+    # applied later than launched
+    Case("dct_overlap", _of("dct_momentum", overlap_steps=1, **DCT)),
+    Case("dct_buffer_overlap", _of("dct_momentum", residual="buffer", overlap_steps=1, **DCT)),
+    Case("sparse_loco_overlap", _of("sparse_loco", overlap_steps=1, combine="sharded", **TILES)),
+    Case("topk_overlap", _of("topk_diloco", residual_decay=0.9, overlap_steps=1, **TILES)),
+    Case("diloco_overlap", _of("diloco", inner_steps=3, overlap_steps=1)),
+    Case("diloco_mix", _of("diloco", inner_steps=3, overlap_steps=1, mix=0.5)),
+    Case("diloco_int8_overlap", _of("diloco", inner_steps=2, overlap_steps=1, value_bits=8)),
+    Case("local_adam_overlap", _of("local_adam", inner_steps=2, overlap_steps=1)),
+    Case("desloc_overlap", _of("desloc", outer_optimizer="nesterov", overlap_steps=1, **LATE)),
+    Case("desloc_codec_overlap", _of("desloc", codec=CODEC, overlap_steps=1, **LATE)),
 ]
 BY_ID = {case.id: case for case in CASES}

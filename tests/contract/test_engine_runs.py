@@ -11,10 +11,10 @@ from .cases import CASES, Case
 from .fleet import Job, Outcome, run, strategy_of
 from .models import MODELS
 
-# all models meet all strategies with one and two replicas; with three every strategy and every model occurs
+# all models meet all strategies with two replicas; with one and with three every strategy and every model occurs
 NAMES = list(MODELS)
-PAIRS = [(case, name, w) for case in CASES for name in NAMES for w in (1, 2)]
-PAIRS += [(case, NAMES[i % len(NAMES)], 3) for i, case in enumerate(CASES)]
+PAIRS = [(case, name, 2) for case in CASES for name in NAMES]
+PAIRS += [(case, NAMES[i % len(NAMES)], w) for i, case in enumerate(CASES) for w in (1, 3)]
 
 
 def _id(value: object) -> str:
@@ -37,7 +37,7 @@ def test_strategy_trains_model_and_keeps_its_promises(case: Case, name: str, rep
         _check_left_alone(outcome, job, ("0.weight", "0.bias"))
     if name == "partly_used" and replicas < 3:  # x/3 + x/3 + x/3 is not always x
         _check_left_alone(outcome, job, ("never.weight", "never.bias"))
-    if strategy_of(outcome.replicas[0]).consistent:
+    if strategy_of(outcome.replicas[0]).consistent and replicas > 1:
         _check_consistent(outcome)
 
 

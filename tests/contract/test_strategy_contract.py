@@ -10,7 +10,7 @@ from ray_lowcomm.core.errors import PayloadError
 from ray_lowcomm.engine.checkpoint import Source, load_member, save_tensors
 from ray_lowcomm.engine.storage import Storage
 
-from .bench import Member, conclude, exchange, member, members, play_round, propose, train_to_launch
+from .bench import Member, conclude, exchange, member, members, play_round, propose, train_meanwhile, train_to_launch
 from .cases import CASES, Case
 
 every_case = pytest.mark.parametrize("case", CASES, ids=repr)
@@ -45,6 +45,8 @@ def test_discarded_proposal_is_as_if_never_made(case: Case) -> None:
     train_to_launch(twins)
     proposals = [propose(one, ops) for one in fleet]
     received = exchange(proposals)
+    for one in (*fleet, *twins):
+        train_meanwhile(one)
     before = [one.snapshot() for one in fleet]
     for one, mine in zip(fleet, proposals, strict=True):
         for proposal, part in zip(mine, received, strict=True):
@@ -80,17 +82,70 @@ def test_open_payload_keeps_its_bytes_whatever_else_happens(case: Case) -> None:
 
 @every_case
 def test_what_an_exchange_has_written_over_is_made_again(case: Case) -> None:
-    """Until it is applied or discarded, and nothing has been trained in between: so it is while replicas wait."""
+    """Until it is applied or discarded, whatever is trained in between."""
     one, other = members(case, 2)
     ops = train_to_launch([one, other])
     mine = propose(one, ops)
     before = digest_tensors(p.payload.data for p in mine)
+    shared = one.strategy.digest()
+    train_meanwhile(one)
+    assert one.strategy.digest() == shared
     for proposal in mine:
         if proposal.payload.combine == "mean":
             proposal.payload.data.fill_(float("nan"))
     for proposal in mine:
         proposal.payload.restore()
     assert digest_tensors(p.payload.data for p in mine) == before
+
+
+@every_case
+def test_a_retry_after_further_steps_sends_and_applies_the_same(case: Case) -> None:
+    """With overlap an exchange fails while the replica trains; what training changes must not show in the next one."""
+    fleet, twins = members(case, 2), members(case, 2)
+    for _ in range(2):
+        launches = [train_to_launch(play) for play in (fleet, twins)]
+        proposals = [propose(one, launches[0]) for one in fleet]
+        again = [propose(one, launches[1]) for one in twins]
+        received = exchange(again)
+        for one, mine in zip(fleet, proposals, strict=True):
+            for proposal, part in zip(mine, received, strict=True):
+                one.strategy.check(proposal.id, part)
+            train_meanwhile(one)
+            for proposal in mine:
+                if proposal.payload.combine == "mean":
+                    proposal.payload.data.fill_(float("nan"))
+                proposal.payload.restore()
+        retried = exchange(proposals)
+        for one, twin, mine, same in zip(fleet, twins, proposals, again, strict=True):
+            conclude(one, mine, retried)
+            conclude(twin, same, received)
+        assert [one.snapshot() for one in fleet] == [one.snapshot() for one in twins]
+
+
+LATE = [case for case in CASES if case.settings.overlap_steps and case.settings.mix is None]
+
+
+@pytest.mark.parametrize("case", LATE, ids=repr)
+def test_inner_steps_since_the_launch_stay(case: Case) -> None:
+    """Applied at once or later, θ_r moves by the same: so much was it before its own steps since the launch."""
+    early, late = members(case, 2), members(case, 2)
+    ops = train_to_launch(early)
+    train_to_launch(late)
+    before = [one.tracks.read("params") for one in early]
+    at_once = [propose(one, ops) for one in early]
+    open_ones = [propose(one, ops) for one in late]
+    for one, mine in zip(early, at_once, strict=True):
+        one.late = 0
+        conclude(one, mine, exchange(at_once))
+    for one, mine in zip(late, open_ones, strict=True):
+        train_meanwhile(one)
+        meanwhile = one.tracks.read("params") - before[one.index]
+        assert meanwhile.any()
+        conclude(one, mine, exchange(open_ones))
+        torch.testing.assert_close(
+            one.tracks.read("params"), early[one.index].tracks.read("params") + meanwhile, rtol=1e-5, atol=1e-6
+        )
+    assert late[0].strategy.digest() == early[0].strategy.digest()
 
 
 @every_case

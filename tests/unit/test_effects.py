@@ -104,6 +104,7 @@ CASES = {
     "strategy.codec": Case('{"params": {"topk": 8}}', strategy, DESLOC),
     "strategy.periods": Case("random", strategy, DESLOC),
     "strategy.overlap_steps": Case("2", strategy),
+    "strategy.mix": Case("0.25", strategy, (*one("strategy.name", "diloco"), *one("strategy.overlap_steps", "2"))),
     "fleet.replicas": Case("3"),
     "fleet.address": Case("host:1"),
     "fleet.resources_per_replica": Case('{"CPU": 2}'),

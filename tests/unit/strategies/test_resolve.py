@@ -97,7 +97,22 @@ BAD: list[tuple[dict[str, Any], str]] = [
         r"strategy\.residual = 'none': must be model or buffer for sparse_loco",
     ),
     ({"name": "sparse_loco", "topk": 5000}, r"strategy\.topk = 5000: must be between 1 and chunk_size² = 4096"),
-    ({"name": "sparse_loco", "overlap_steps": 1}, r"strategy\.overlap_steps = 1: needs strategy.residual: model"),
+    (
+        {"name": "sparse_loco", "overlap_steps": 31},
+        r"strategy\.overlap_steps = 31: must be .*inner_steps = 30, or auto",
+    ),
+    ({"name": "desloc", "param_period": 3, "overlap_steps": 4}, r"strategy\.overlap_steps = 4: .*param_period = 3"),
+    ({"name": "desloc", "inner_steps": 3, "overlap_steps": 4}, r"strategy\.overlap_steps = 4: .*param_period = 3"),
+    ({"name": "local_sgd", "inner_steps": 3, "overlap_steps": 4}, r"strategy\.overlap_steps = 4: .*inner_steps = 3"),
+    ({"name": "local_adam", "inner_steps": 3, "overlap_steps": 4}, r"strategy\.overlap_steps = 4: .*inner_steps = 3"),
+    ({"name": "diloco", "inner_steps": 3, "overlap_steps": 4}, r"strategy\.overlap_steps = 4: .*inner_steps = 3"),
+    ({"name": "diloco", "mix": 0.5}, r"strategy\.mix = 0\.5: needs strategy.overlap_steps of 1 or more"),
+    (
+        {"name": "diloco", "mix": 0.5, "overlap_steps": 1, "value_bits": 2},
+        r"strategy\.mix = 0\.5: needs strategy.residual: none",
+    ),
+    ({"name": "sparse_loco", "mix": 0.5}, r"strategy\.mix = 0\.5: is not used by sparse_loco"),
+    ({"name": "ddp", "overlap_steps": 1}, r"strategy\.overlap_steps = 1: is not used by ddp"),
     ({"name": "sparse_loco", "variant": "paper"}, r"strategy\.variant = 'paper': is not used by sparse_loco"),
     ({"name": "diloco", "residual": "buffer"}, r"strategy\.residual = 'buffer': needs strategy.value_bits below 32"),
     (
@@ -105,8 +120,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         r"strategy\.residual_decay = 0\.5: needs strategy\.residual: model or buffer",
     ),
     ({"name": "diloco", "value_bits": 7}, r"strategy\.value_bits = 7: must be one of 32, 16, 8, 4, 2, 1"),
-    ({"inner_steps": 4, "overlap_steps": 4}, r"strategy\.overlap_steps = 4: .*less than strategy\.inner_steps = 4"),
-    ({"overlap_steps": 1, "residual": "buffer"}, r"strategy\.overlap_steps = 1: needs strategy.residual: model"),
+    ({"inner_steps": 4, "overlap_steps": 5}, r"strategy\.overlap_steps = 5: .* at most strategy\.inner_steps = 4"),
     ({**PAPER, "overlap_steps": 1}, r"strategy\.overlap_steps = 1: is not used by strategy.variant: paper"),
     (
         {**PAPER, "residual": "model"},
