@@ -1,5 +1,6 @@
 """The coordinator's longer answers, put together from what it knows. No decisions."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from ray_lowcomm.engine import messages as m
@@ -44,7 +45,7 @@ def exchange_plan(exchange: Exchange, where: Position, deadline_s: float, rendez
     )
 
 
-def different_messages(arrivals: list[m.Arrival]) -> str:
+def different_messages(arrivals: Sequence[m.Arrival]) -> str:
     """Who came with which messages, if not all with the same; else ''."""
     came = {a.member: [(s.op, s.combine) for s in a.sizes] for a in arrivals}
     return "" if all(ops == came[arrivals[0].member] for ops in came.values()) else str(came)

@@ -1,59 +1,97 @@
-"""Who leaves before the run ends, in order: after a committed round, with nothing of its work lost but what it had
-not shared."""
+"""Who leaves: in order after a committed round, with nothing of its work lost but what it had not shared, or at the
+end, which is when nobody is left."""
 
-from typing import TYPE_CHECKING
-
-from ray_lowcomm.engine.book import Event
-from ray_lowcomm.engine.membership import PRESENT, Member, MemberState
-
-if TYPE_CHECKING:
-    from ray_lowcomm.engine.coordinator import Coordinator
+from ray_lowcomm.core.wording import option
+from ray_lowcomm.engine import halt, losses, rejections
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.fleet_state import FleetState
+from ray_lowcomm.engine.membership import LIVE, PRESENT, Member, MemberState, listed
 
 
-class Departures:
-    """The coordinator's dealings with members that are to leave."""
+def ask(fleet: FleetState, index: int, why: str) -> None:
+    """This member shall leave after its round; one that is not training yet leaves at once."""
+    member = fleet.members.get(index)
+    if member is None or fleet.over or member.leaving or member.state not in PRESENT:
+        return
+    member.leaving = why
+    if member.state is MemberState.JOINING:
+        fleet.notice(f"replica {index} leaves before it has joined: {why}")
+        fleet.dismiss(member, why)
+    else:
+        fleet.notice(f"round {fleet.round + 1}: replica {index} leaves after this round: {why}")
 
-    def __init__(self, fleet: "Coordinator") -> None:
-        self._fleet = fleet
 
-    def ask(self, index: int, why: str) -> None:
-        """This member shall leave after its round; one that is not training yet leaves at once."""
-        member, fleet = self._fleet.members.get(index), self._fleet
-        over = fleet.ended or fleet.failure or fleet.finishing
-        if member is None or over or member.leaving or member.state not in PRESENT:
-            return
-        member.leaving = why
-        if member.state is MemberState.JOINING:
-            fleet.notice(f"replica {index} leaves before it has joined: {why}")
-            fleet.dismiss(member, why)
-        else:
-            fleet.notice(f"round {fleet.round + 1}: replica {index} leaves after this round: {why}")
+def nodes_go(fleet: FleetState, going: set[int], why: str) -> None:
+    """The nodes of these replicas will go away soon.
 
-    def split(self, alive: list[Member]) -> tuple[list[Member], list[Member]]:
-        """(who stays, who has had its last commit) of the members of a committed round."""
-        leavers = [member for member in alive if member.leaving]
-        self._fleet.book.totals.replicas_left += len(leavers)
-        if len(leavers) == len(alive):
-            self._fleet.deadlines.quiet = self._fleet.now
-        return [member for member in alive if not member.leaving], leavers
+    Of an elastic fleet they leave in order. In one of a fixed size, where somebody stays, a checkpoint is written with
+    the next round: who dies is started again elsewhere. Where nobody stays the run is stopped while there is time.
+    """
+    present = {x.index for x in fleet.in_state(*PRESENT)}
+    if fleet.plan.fleet.elastic:
+        for index in going:
+            ask(fleet, index, why)
+    elif fleet.halt.reason:
+        return
+    elif present and present <= going:
+        reason = f"all replicas: {why}"
+        halt.begin(fleet, reason, save=True)
+        fleet.event("stopped", reason)
+    else:
+        _save_for(fleet, going & present, why)
 
-    def is_gone(self, member: Member) -> bool:
-        """Whether a member that has finished had been asked to leave: then its place may be filled again."""
-        if not member.leaving or member.state not in (MemberState.LEAVING, MemberState.OUT):
-            return False
+
+def _save_for(fleet: FleetState, members: set[int], why: str) -> None:
+    """A checkpoint with the next round, whatever `checkpoint.every` says: once for each of these."""
+    new = members - fleet.owed.told
+    if new:
+        fleet.owed.told |= new
+        fleet.owed.to |= new
+        fleet.notice(f"{listed(sorted(new))}: {why}: a checkpoint is written with the next round")
+
+
+def finished(fleet: FleetState, finished: m.Finished) -> None:
+    """A train function has returned. The place of one that had been asked to leave may be filled again."""
+    fleet.note(finished)
+    member = fleet.members[finished.member]
+    if member.leaving and member.state in (MemberState.LEAVING, MemberState.OUT):
         member.state = MemberState.OUT
-        self._fleet.events.append(Event("left", member.index))
-        self._fleet.after_loss(member)
-        return True
+        fleet.event("left", member.index)
+    else:
+        early = not fleet.over and member.state in LIVE
+        fleet.book.digests[member.index], member.state = finished.digest, MemberState.FINISHED
+        if early:
+            _returned_early(fleet, member, finished.steps)
+    losses.release(fleet, member)
 
-    def returned_early(self, member: Member, steps: int) -> None:
-        """A train function has returned before the run was over: `steps` that it had not shared are lost."""
-        fleet = self._fleet
-        fleet.whole = False
-        fleet.book.totals.members_lost += 1
-        fleet.book.totals.lost_inner_steps += steps
-        where = f"round {fleet.round + 1}, at step {fleet.where.step} of {fleet.plan.total}"
-        fleet.notice(f"{where}: replica {member.index}: its train function returned (`while not replica.finished`)")
-        if not fleet.in_state(*PRESENT):
-            fleet.finishing = True
-            fleet.notice("all train functions returned before the end: there is no final model")
+
+def _returned_early(fleet: FleetState, member: Member, steps: int) -> None:
+    """A train function has returned before the run was over: `steps` that it had not shared are lost."""
+    fleet.whole = False
+    fleet.book.totals.members_lost += 1
+    fleet.book.totals.lost_inner_steps += steps
+    where = f"round {fleet.round + 1}, at step {fleet.where.step} of {fleet.plan.total}"
+    fleet.notice(f"{where}: replica {member.index}: its train function returned (`while not replica.finished`)")
+    if not fleet.in_state(*PRESENT):
+        fleet.finishing = True
+        fleet.notice("all train functions returned before the end: there is no final model")
+
+
+def end_if_all_out(fleet: FleetState) -> None:
+    """The run is over once nobody has a part in it any more."""
+    if not fleet.finishing or fleet.ended or fleet.failure or fleet.in_state(*LIVE, MemberState.LEAVING):
+        return
+    fleet.book.flush(None)
+    for member in fleet.in_state(MemberState.JOINING):
+        fleet.dismiss(member, "the run has ended")
+    if fleet.halt.folder:  # what is not whole now never will be
+        fleet.book.give_up_checkpoints(before=fleet.round + 1)
+    if fleet.book.waits_for_checkpoint(fleet.round):
+        # the model is exported before the last checkpoint's parts are written
+        again = option("run.resume")
+        fleet.fail(f"a replica died before the final model and checkpoint were whole: go on with {again}")
+    elif untrained := rejections.untrained(fleet):
+        fleet.fail(untrained)
+    else:
+        fleet.ended = True
+        fleet.event("ended", fleet.whole and fleet.where.step >= fleet.plan.total)

@@ -154,8 +154,7 @@ class Driver:
 
     async def summary(self) -> dict[str, Any]:
         """See Coordinator; and the pids that each replica has had."""
-        self._coordinator.now = time.monotonic()
-        return self._coordinator.summary()
+        return self._coordinator.summary(time.monotonic())
 
     async def pids(self) -> dict[int, list[int]]:
         """Process ids of each replica, one a start."""
@@ -165,7 +164,8 @@ class Driver:
 
     def _handle(self, request: m.Request) -> list[tuple[int, m.Answer]]:
         self._coordinator.handle(request, time.monotonic())
-        outbox, self._coordinator.outbox = self._coordinator.outbox, []
+        outbox = list(self._coordinator.outbox)
+        self._coordinator.outbox.clear()
         self._publish()
         return outbox
 
@@ -182,12 +182,13 @@ class Driver:
                 waiting.set_result(answer)
 
     def _drain(self) -> None:
-        outbox, self._coordinator.outbox = self._coordinator.outbox, []
+        outbox = list(self._coordinator.outbox)
+        self._coordinator.outbox.clear()
         self._publish()
         self._deliver(outbox, requester=None)
 
     def _publish(self) -> None:
-        if self._coordinator.halt.reason:
+        if self._coordinator.stopping:
             self._halting.set()
         events = list(self._coordinator.events)
         self._coordinator.events.clear()

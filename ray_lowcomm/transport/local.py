@@ -185,7 +185,8 @@ class LocalFleet:
                 member.thread.join(patience_s)
 
     def _deliver(self) -> None:
-        outbox, self.coordinator.outbox = self.coordinator.outbox, []
+        outbox = list(self.coordinator.outbox)
+        self.coordinator.outbox.clear()
         for index, answer in outbox:
             self._members[index].answers.append(answer)
         events = list(self.coordinator.events)
@@ -225,10 +226,10 @@ class LocalFleet:
         """Called by the one thread that runs, so that the coordinator may be told of a stop here."""
         if self._abandon:
             raise _Abandoned
-        if self.stop_wanted() and not self.coordinator.halt.reason:
+        if self.stop_wanted() and not self.coordinator.stopping:
             self.coordinator.stop("asked from outside", save=True)
             self._deliver()
-        return bool(self.coordinator.halt.reason)
+        return bool(self.coordinator.stopping)
 
     def exchange(self, index: int, plan: m.Plan, payloads: Sequence[tuple[str, Payload]]) -> list[tuple[Tensor, ...]]:
         """Wait for the payloads of all members of the plan; the last one combines them."""

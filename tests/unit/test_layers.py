@@ -1,6 +1,7 @@
 """Arrows point one way: core <- strategies <- engine <- transport, runtime, jobs; the pure layers know no Ray."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +55,11 @@ def test_engine_and_trainer_name_no_algorithm() -> None:
     for file in [*(ROOT / "ray_lowcomm" / "engine").rglob("*.py"), *(ROOT / "ray_lowcomm" / "runtime").rglob("*.py")]:
         texts = {n.value for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Constant)}
         assert not names & {text for text in texts if isinstance(text, str)}, file
+
+
+def test_no_module_of_the_engine_needs_itself() -> None:
+    """Also not for its types only: what can be seen without running it, such as under TYPE_CHECKING, counts."""
+    files = {f"ray_lowcomm.engine.{file.stem}": file for file in (ROOT / "ray_lowcomm" / "engine").glob("*.py")}
+    needs = {name: _imports(file) & files.keys() - {name} for name, file in files.items()}
+    assert "ray_lowcomm.engine.messages" in needs["ray_lowcomm.engine.coordinator"]
+    graphlib.TopologicalSorter(needs).prepare()  # raises CycleError, which names the circle

@@ -223,7 +223,7 @@ def test_all_lost_in_the_exchange():
     desk.drop_answers()
     desk.join(0, 1)
     only(desk.take(0, 1), m.Welcome)
-    assert desk.coordinator.exchange is None
+    assert desk.coordinator.fleet.exchange is None
 
 
 def test_the_clock_of_a_round_does_not_go_on_through_the_death_of_all():

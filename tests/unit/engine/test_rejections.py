@@ -71,7 +71,7 @@ def test_rounds_that_are_only_repeated_are_no_progress():
         desk.arrive(0, **BAD)
         desk.drop_answers()
         if not desk.failure:
-            desk.coordinator.plan = _with_checkpoint(desk.coordinator.plan)
+            desk.coordinator.fleet.plan = _with_checkpoint(desk.coordinator.fleet.plan)
             desk.join(0, reason="its params are not finite")
             desk.take(0)
             desk.run_round()

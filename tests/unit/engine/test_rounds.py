@@ -81,7 +81,7 @@ def test_a_round_is_committed_when_all_have_voted_for_the_same():
     desk.vote(1)
     commits = only(desk.take(0, 1), m.Commit)
     assert [(c.round, c.inner_steps) for c in commits] == [(1, H), (1, H)]
-    assert desk.coordinator.where.history == "received"
+    assert desk.coordinator.fleet.where.history == "received"
 
 
 def test_one_no_brings_the_same_members_together_in_a_new_generation():

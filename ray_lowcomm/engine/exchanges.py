@@ -1,0 +1,123 @@
+"""A round from its arrivals to its commit: who exchanges with whom, and what becomes of the exchange."""
+
+from ray_lowcomm.engine import answers, closing, halt, rejections
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.fleet_state import FleetState
+from ray_lowcomm.engine.membership import EXPECTED, Exchange, Member, MemberState, minority
+
+
+def arrive(fleet: FleetState, arrival: m.Arrival) -> None:
+    """A member has taken its inner steps, or cannot share them."""
+    member = fleet.current(arrival.member, arrival.incarnation, MemberState.TRAINING)
+    if member is None:
+        fleet.answer(arrival.member, fleet.dismissal("this replica was given up by the fleet"))
+    elif fleet.over:
+        halt.send_home(fleet, member)
+    elif not arrival.healthy:
+        rejections.sit_out(fleet, member, arrival)
+    else:
+        member.arrival, member.state = arrival, MemberState.ARRIVED
+        fleet.waits.arrived(fleet.now)
+
+
+def close_if_complete(fleet: FleetState) -> None:
+    """Nobody is waited for any more: those that have arrived, and hold the same shared state, exchange."""
+    arrived = fleet.in_state(MemberState.ARRIVED)
+    if not arrived or fleet.exchange is not None or fleet.in_state(*EXPECTED):
+        return
+    fleet.waits.closed()
+    digests = {x.index: x.arrival.digest for x in arrived if x.arrival and x.arrival.digest is not None}
+    wrong = minority(digests) if digests else ()
+    if wrong is None:
+        same = "what loads weights must do so on all"
+        fleet.fail(f"before round {fleet.round + 1} replicas hold different shared state: {digests} ({same})")
+        return
+    for index in wrong:
+        fleet.notice(f"replica {index} holds other shared state than the majority: it is reset")
+        fleet.members[index].state = MemberState.OUT
+        fleet.answer(index, m.Reset("its shared state differed from the majority's", shared=False))
+    _send_plan(fleet, [x for x in arrived if x.index not in wrong])
+
+
+def _send_plan(fleet: FleetState, members: list[Member]) -> None:
+    members = sorted(members, key=lambda member: member.index)
+    indices = tuple(member.index for member in members)
+    arrivals = tuple(member.arrival for member in members if member.arrival is not None)
+    different = answers.different_messages(arrivals)
+    if different:
+        fleet.fail(f"round {fleet.round + 1}: replicas came with different messages: {different}")
+        return
+    if indices != fleet.group:
+        fleet.where.generation += 1
+    fleet.exchange = Exchange(fleet.where.generation, indices, arrivals, fleet.now)
+    plan = answers.exchange_plan(fleet.exchange, fleet.where, fleet.plan.fleet.deadline_s, members[0].endpoint)
+    for member in members:
+        member.state, member.vote = MemberState.EXCHANGING, None
+        fleet.answer(member.index, plan)
+
+
+def vote(fleet: FleetState, vote: m.Vote) -> None:
+    """A member has received all of an exchange, or has not."""
+    member, exchange = fleet.current(vote.member, vote.incarnation, MemberState.EXCHANGING), fleet.exchange
+    if member is None or exchange is None or exchange.generation != vote.generation:
+        fleet.answer(vote.member, fleet.dismissal("its exchange is over"))
+        return
+    member.vote = vote
+    fleet.book.add_vote(vote)
+    exchange.broken = exchange.broken or not vote.ok
+
+
+def tally_if_complete(fleet: FleetState) -> None:
+    """All that are alive have voted: commit, or exchange again."""
+    exchange = fleet.exchange
+    if exchange is None:
+        return
+    alive = [x for x in map(fleet.members.__getitem__, exchange.members) if x.state is MemberState.EXCHANGING]
+    votes = [x.vote for x in alive if x.vote is not None]
+    if len(votes) < len(alive):
+        return
+    fleet.exchange = None
+    if not alive:
+        fleet.group, fleet.retries = (), 0
+    elif all(v.ok for v in votes) and len({v.digest for v in votes}) == 1:
+        _commit(fleet, exchange, alive, votes)
+    else:
+        fleet.book.totals.lost_inner_steps += exchange.owed
+        _retry(fleet, alive, votes)
+
+
+def _retry(fleet: FleetState, alive: list[Member], votes: list[m.Vote]) -> None:
+    fleet.group = ()
+    fleet.retries += 1
+    fleet.book.totals.rounds_retried += 1
+    problems = "; ".join(f"replica {v.member}: {v.problem}" for v in votes if not v.ok)
+    problems = problems or "digests of what was received differ"
+    number = fleet.round + 1
+    if halt.instead_of_retry(fleet, alive):
+        return
+    if fleet.retries > fleet.plan.fleet.max_retries:
+        fleet.fail(f"round {number} failed {fleet.retries} times (fleet.max_retries): {problems}")
+        return
+    fleet.notice(f"round {number}: exchange failed ({problems}); attempt {fleet.retries + 1} with the same messages")
+    _send_plan(fleet, alive)
+
+
+def _commit(fleet: FleetState, exchange: Exchange, alive: list[Member], votes: list[m.Vote]) -> None:
+    arrivals, where = list(exchange.arrivals), fleet.where
+    launch, launched = fleet.agreement.next_launch(where.step)
+    where.round += 1
+    where.step, where.history = max((op.apply for op in launched), default=launch), votes[0].digest
+    fleet.group = exchange.members if len(alive) == len(exchange.members) else ()
+    record = fleet.book.commit(where, launch, arrivals, votes, fleet.retries)
+    fleet.book.count_dense(launched, len(arrivals), fleet.agreement.dense_bytes)
+    fleet.book.give_up_checkpoints(before=where.round)
+    farther = where.round > fleet.farthest  # a round that is only repeated shows no progress
+    for arrival in arrivals:
+        if farther:
+            fleet.failures[arrival.member] = 0
+        taken = arrival.steps + arrival.skipped
+        fleet.seconds_per_step[arrival.member] = arrival.compute_s / taken if taken else 0.0
+    rejections.committed(fleet, arrivals, farther)
+    fleet.farthest = max(fleet.farthest, where.round)
+    fleet.retries = 0
+    closing.give_duties(fleet, alive, record)

@@ -1,0 +1,162 @@
+"""All that the driver knows of its fleet, as data, and how members and host are spoken to. No decisions."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.agreement import Agreement
+from ray_lowcomm.engine.book import Book, Event, Position, RunPlan
+from ray_lowcomm.engine.membership import Exchange, Member, MemberState
+
+
+@dataclass
+class Waits:
+    """Times, in seconds, at which the waits of a fleet began."""
+
+    begun: float
+    said: float
+    quiet: float  # since when nobody is alive
+    enough: float | None = None  # since when as many are there as a beginning needs
+    first_arrival: float | None = None
+    quorum: float | None = None
+
+    def arrived(self, now: float) -> None:
+        """A member has arrived in this round."""
+        if self.first_arrival is None:
+            self.first_arrival = self.said = now
+
+    def closed(self) -> None:
+        """The round waits for nobody any more."""
+        self.first_arrival = self.quorum = None
+
+
+@dataclass
+class Rejected:
+    """Members whose values are not finite: `out` are those of this round whose process lives on, `repeats` counts the
+    rounds in which nobody was finite since the fleet has last come farther."""
+
+    out: set[int] = field(default_factory=set)
+    repeats: int = 0
+    problem: str = ""
+
+
+@dataclass
+class Halt:
+    """A run that is being stopped: `reason` is '' while it goes on, `saves` whether the stop leaves a checkpoint, in
+    `folder` ('': not begun), whose shared state the member `writes_shared` writes."""
+
+    reason: str = ""
+    saves: bool = False
+    folder: str = ""
+    writes_shared: int | None = None
+
+
+@dataclass
+class OwedSaves:
+    """Members whose nodes go away: a checkpoint is owed to those of `to`; all that it was ever owed to are `told`."""
+
+    to: set[int] = field(default_factory=set)
+    told: set[int] = field(default_factory=set)
+
+
+@dataclass
+class FleetState:
+    """Membership, round and exchange of one run. Time is what the last request brought, in seconds."""
+
+    plan: RunPlan
+    now: float
+    book: Book
+    agreement: Agreement
+    where: Position
+    waits: Waits
+    dealt: tuple[int, ...]  # who shares the data
+    outbox: list[tuple[int, m.Answer]] = field(default_factory=list)
+    members: dict[int, Member] = field(default_factory=dict)
+    exchange: Exchange | None = None
+    group: tuple[int, ...] = ()  # members of the generation whose collective group is known to work
+    retries: int = 0  # of this round's exchange
+    failures: dict[int, int] = field(default_factory=dict)  # by member, since its last round
+    seconds_per_step: dict[int, float] = field(default_factory=dict)
+    farthest: int = 0  # highest round ever committed
+    rejected: Rejected = field(default_factory=Rejected)
+    owed: OwedSaves = field(default_factory=OwedSaves)
+    halt: Halt = field(default_factory=Halt)
+    started: bool = False
+    finishing: bool = False
+    ended: bool = False
+    failure: str | None = None
+    whole: bool = True  # every train function has gone on to the end so far
+
+    @property
+    def round(self) -> int:
+        """Committed rounds."""
+        return self.where.round
+
+    @property
+    def over(self) -> bool:
+        """Whether no further round will begin."""
+        return self.ended or self.finishing or self.failure is not None
+
+    def in_state(self, *states: MemberState) -> list[Member]:
+        """Members in one of these states."""
+        return [x for x in self.members.values() if x.state in states]
+
+    def current(self, index: int, incarnation: int, state: MemberState) -> Member | None:
+        """This member, if it is this incarnation and in this state."""
+        member = self.members.get(index)
+        return member if member and (member.incarnation, member.state) == (incarnation, state) else None
+
+    def steps_to_next(self) -> int:
+        """Nominal inner steps of the next round; 0 after the last."""
+        return self.agreement.steps_to_next(self.where.step)
+
+    def notice(self, text: str) -> None:
+        """Say something to the user."""
+        self.book.notice(text)
+
+    def event(self, kind: str, data: Any) -> None:
+        """Something for the host; see `Event`."""
+        self.book.events.append(Event(kind, data))
+
+    def answer(self, index: int, answer: m.Answer) -> None:
+        """Answer a member's request."""
+        self.outbox.append((index, answer))
+
+    def note(self, request: m.Request) -> None:
+        """Answer a request that needs no answer."""
+        self.answer(request.member, m.Noted())
+
+    def dismissal(self, reason: str) -> m.Answer:
+        """What a member is told that has no part in what goes on."""
+        return m.Stop(self.failure or reason) if self.over else m.Reset(reason)
+
+    def dismiss(self, member: Member, reason: str) -> None:
+        """Tell a member that waits for an answer to stop."""
+        member.state = MemberState.OUT
+        self.answer(member.index, m.Stop(reason))
+
+    def fail(self, text: str, traceback: str = "") -> None:
+        """End the run with an error; everyone is told at its next request."""
+        if self.failure or self.ended:
+            return
+        self.failure = text
+        self.book.flush(None)
+        self.event("failed", (text, traceback))
+        waiting = (MemberState.JOINING, MemberState.FETCHING, MemberState.ARRIVED)
+        for member in self.in_state(*waiting, MemberState.EXCHANGING):
+            if member.state in waiting or member.vote is not None:
+                self.answer(member.index, m.Stop(text))
+            member.state = MemberState.OUT
+
+    def close_checkpoint(self, folder: str) -> None:
+        """All parts are there."""
+        manifest = self.book.close_checkpoint(folder, self.where, self.agreement.settings, self.now)
+        self.plan = replace(self.plan, restore=f"{self.plan.directory}/{folder}", restored=manifest)
+
+
+def new_fleet(plan: RunPlan, now: float) -> FleetState:
+    """A fleet that nobody has joined yet."""
+    book = Book(plan, now)
+    where = book.take_manifest(plan.restored) if plan.restored else Position()
+    everybody = tuple(range(plan.fleet.max_replicas))
+    return FleetState(plan, now, book, Agreement(plan), where, Waits(now, now, now), everybody)

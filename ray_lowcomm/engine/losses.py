@@ -1,0 +1,64 @@
+"""Members that die, hang, come too late or begin anew: what is counted, and who waits for them no more."""
+
+from ray_lowcomm.engine import halt
+from ray_lowcomm.engine.fleet_state import FleetState
+from ray_lowcomm.engine.membership import LIVE, PRESENT, Member, MemberState, listed
+
+
+def give_up(fleet: FleetState, index: int, why: str) -> None:
+    """A member is lost: the others go on."""
+    member = fleet.members[index]
+    if member.state in PRESENT:
+        count(fleet, member, why)
+        release(fleet, member)
+
+
+def go_on_without(fleet: FleetState, late: list[int]) -> None:
+    """The quorum has waited long enough; who is late will be told to join again when it arrives."""
+    fleet.notice(f"round {fleet.round + 1}: goes on without {listed(late)} (quorum, fleet.grace_s)")
+    for index in late:
+        member = fleet.members[index]
+        fetching = member.state is MemberState.FETCHING  # it waits for an answer, so it must get one later
+        member.state, member.donor = MemberState.JOINING if fetching else MemberState.OUT, None
+
+
+def died_early(fleet: FleetState, index: int, why: str) -> None:
+    """A replica's process has died before it joined."""
+    if not fleet.over:
+        fleet.notice(f"replica {index} is lost ({why}) before it joined")
+        _count_failure(fleet, index, f"before it joined (fleet.max_failures): {why}")
+
+
+def count(fleet: FleetState, member: Member, why: str, alive: bool = False) -> None:
+    """This member is OUT. One that is `alive` only begins anew, and says itself what it gives up."""
+    state, member.state = member.state, MemberState.OUT
+    if fleet.finishing:
+        return
+    if state in LIVE and not alive:
+        fleet.book.count_lost(member, fleet.exchange)
+    what = "begins anew" if alive else "is lost"
+    fleet.notice(f"round {fleet.round + 1}: replica {member.index} {what} ({why}) while {state.value}")
+    _count_failure(fleet, member.index, f"without a round in between: {why}")
+
+
+def release(fleet: FleetState, member: Member) -> None:
+    """Nobody waits for this member any more."""
+    if member.index in fleet.group:
+        fleet.group = ()  # should it come back in time, its process knows nothing of that group
+    for other in fleet.in_state(MemberState.FETCHING):
+        if other.donor == member.index:
+            other.state, other.donor = MemberState.JOINING, None
+    fleet.book.flush(None, evaluator=member.index)
+    halt.do_without(fleet, member)
+    if fleet.exchange is not None and member.index in fleet.exchange.members:
+        fleet.exchange.broken = True
+    if not fleet.in_state(MemberState.ARRIVED):
+        fleet.waits.closed()
+    if not fleet.in_state(*LIVE):
+        fleet.waits.quiet = fleet.now
+
+
+def _count_failure(fleet: FleetState, index: int, how: str) -> None:
+    failures = fleet.failures[index] = fleet.failures.get(index, 0) + 1
+    if failures > fleet.plan.fleet.max_failures:
+        fleet.fail(f"replica {index} died {failures} times {how}")
