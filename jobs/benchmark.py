@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from jobs._main import run_main
-from jobs.benchmarks import decode, encode, learning, memory, outer_step, overhead, toy, wire
+from jobs.benchmarks import decode, encode, learning, link, memory, outer_step, overhead, toy, wire
 from ray_lowcomm.core.errors import SettingError
 
 BENCHMARKS = {
@@ -21,12 +21,18 @@ BENCHMARKS = {
     "decode": decode,
     "outer_step": outer_step,
     "memory": memory,
+    "link": link,
 }
 COUNT, PARAMETERS = (1, 10**6), (1e3, 1e11)
 RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("replicas", "steps", "seeds", "processes", "blocks", "threads", "turns"), COUNT),
     **dict.fromkeys(("params", "most"), PARAMETERS),
     "seconds": (0.1, 3600),
+    **dict.fromkeys(("inner_steps", "topk", "fragments", "rounds"), COUNT),
+    "hosts": (2, 64),
+    "mbit": (0.1, 1e5),
+    "rtt_ms": (0.0, 2000.0),
+    "step_s": (0.0, 3600.0),
 }
 
 

@@ -1,0 +1,127 @@
+"""The train function of `jobs.benchmark link`: inner steps of a set length, and a note of when each one ended.
+
+Time in inner steps is measured from inside: forward and backward (or the sleep in their place), the check that the
+gradients are finite, and the optimizer's step. All else of `replica.step` and `replica.finished` is not: exchanges,
+waits, and what the outer step computes.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ray_lowcomm.core.settings import ModelSettings
+from ray_lowcomm.engine.member import Context
+from ray_lowcomm.engine.replica import Replica
+from ray_lowcomm.models import build
+
+GRADIENTS = 2  # sets of them that take turns, so that Adam's updates differ in size
+BATCH, LENGTH = 4, 64
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Of one replica. Index k: after inner step k (0: before the first). `at` is monotonic time, `inner` the seconds in
+    inner steps so far; `parameters` is the model's number of them."""
+
+    at: list[float]
+    inner: list[float]
+    parameters: int
+
+    def utilisation(self, first: int, last: int) -> float:
+        """Share of the time in inner steps, from the end of inner step `first` to that of `last`."""
+        return (self.inner[last] - self.inner[first]) / (self.at[last] - self.at[first])
+
+    def step_s(self, first: int, last: int) -> float:
+        """Seconds of an inner step, the mean over those after `first` up to `last`."""
+        return (self.inner[last] - self.inner[first]) / (last - first)
+
+
+@dataclass
+class InnerClock:
+    """Adds up the time in inner steps of a replica, by standing around those of its parts that make one."""
+
+    inner_s: float = 0.0
+    at: list[float] = field(default_factory=list)
+    inner: list[float] = field(default_factory=list)
+
+    def timed(self, part: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, and its time is counted."""
+
+        def run(*args: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return part(*args, **options)
+            finally:
+                self.inner_s += time.perf_counter() - began
+
+        return run
+
+    def watch(self, replica: Replica) -> None:
+        """Count the check of the gradients and the optimizer's step."""
+        inner: Any = replica._inner
+        inner.take = self.timed(inner.take)
+        replica._skip = self.timed(replica._skip)  # type: ignore[method-assign]
+
+    def mark(self) -> None:
+        """An inner step has ended, with all that belongs to it."""
+        self.at.append(time.monotonic())
+        self.inner.append(self.inner_s)
+
+
+@dataclass
+class Loop:
+    """`step_s`: seconds that a sleep takes in the place of forward and backward, which then are not done; None: they
+    are, on random tokens. From inner step `until` on nothing is slept: that part is not measured."""
+
+    model: dict[str, Any]
+    step_s: float | None
+    until: int
+    marks: Marks | None = None
+
+    def __call__(self, context: Context) -> None:
+        """One replica."""
+        model = build(ModelSettings(args=self.model))
+        parameters = list(model.parameters())
+        replica = context.wrap(model, torch.optim.AdamW(parameters, lr=1e-3))
+        clock = InnerClock()
+        clock.watch(replica)
+        work = clock.timed(self._work(model, parameters, context.index))
+        finished, step = replica.finished, 0
+        clock.mark()
+        while not finished:
+            loss = work(step)
+            replica.step(loss, BATCH * LENGTH)
+            step += 1
+            clock.mark()
+            finished = replica.finished
+        self.marks = Marks(clock.at, clock.inner, sum(p.numel() for p in parameters))
+
+    def _work(self, model: nn.Module, parameters: Sequence[Tensor], seed: int) -> Callable[[int], Tensor]:
+        if self.step_s is None:
+            return lambda step: _forward_and_backward(model)
+        gradients = list(_gradients(parameters, seed))
+        return lambda step: self._sleep(parameters, gradients[step % GRADIENTS], step)
+
+    def _sleep(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor], step: int) -> Tensor:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        if step < self.until:
+            time.sleep(self.step_s or 0.0)
+        return torch.ones(())
+
+
+def _forward_and_backward(model: nn.Module) -> Tensor:
+    tokens = torch.randint(256, (BATCH, LENGTH + 1))
+    loss: Tensor = model({"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]})
+    loss.backward()
+    return loss.detach()
+
+
+def _gradients(parameters: Sequence[Tensor], seed: int) -> Iterator[list[Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(GRADIENTS):
+        yield [torch.empty_like(p).normal_(generator=generator) for p in parameters]
