@@ -1,6 +1,6 @@
 """What strategies hand to the exchange and get back from it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -16,6 +16,43 @@ class Seats:
     members: tuple[int, ...]
     weights: tuple[float, ...]
     rank: int
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A step of an exchange: of flat floating vectors [n] each member receives the weighted mean, (mean,), summed in
+    rank order. It may be written over `vector`."""
+
+    vector: Tensor
+
+
+@dataclass(frozen=True)
+class Gather:
+    """A step of an exchange: each member receives the messages, uint8 [bytes], of all, in rank order. `sizes` are their
+    lengths."""
+
+    message: Tensor
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class First:
+    """A step of an exchange: each member receives (the message of the lowest rank,), uint8 [bytes]."""
+
+    message: Tensor
+
+
+@dataclass(frozen=True)
+class Swap:
+    """A step of an exchange: part w, uint8 [bytes] on the CPU, to rank w. Each member receives what it was sent, in
+    rank order, its own part as it is. `same`: all parts are one message."""
+
+    parts: Sequence[Tensor]
+    same: bool = False
+
+
+Step = Mean | Gather | First | Swap
+Steps = Generator[Step, tuple[Tensor, ...], tuple[Tensor, ...]]  # gives a step, is sent what came back; the outcome
 
 
 class Sharding(Protocol):
@@ -65,6 +102,22 @@ class Payload:
         """A vector [n] to be averaged. `read(out)` makes it, in new memory or in `out`, the same until it is applied or
         discarded: there need not be a second copy for another attempt, unless inner steps run meanwhile."""
         return cls("mean", read(None), read=read)
+
+    def exchange(self, seats: Seats, sizes: tuple[int, ...]) -> Steps:
+        """The steps of its exchange, one after another. `sizes`: bytes of all members' payloads, in rank order.
+
+        Raises:
+            PayloadError: what a member has sent is damaged.
+        """
+        if self.combine == "mean":
+            return (yield Mean(self.data))
+        if self.combine == "gather":
+            return (yield Gather(self.data, sizes))
+        if self.sharding is None:
+            return (yield First(self.data))
+        received = yield Swap(self.sharding.cut(seats))
+        message = self.sharding.combine(seats, received)
+        return (yield Swap([message] * len(seats.members), same=True))
 
     def restore(self) -> None:
         """Make `data` again what it was before an exchange."""

@@ -373,8 +373,9 @@ def _replicas(given: object) -> int | tuple[int, int]:
 class Fault:
     """One entry of a fault schedule: `do` to `replica` at `round`, in a given `phase` of that round.
 
-    `inner`: in the middle of the inner steps; `exchange`: when the exchange begins; `voted`: after the replica's vote,
-    before the commit. `nan` puts a NaN into one weight; `seconds` is for `hang`.
+    `inner`: in the middle of the inner steps; `launched`: its messages are made; `exchange`: when the exchange begins;
+    `voted`: after the replica's vote, before the commit; `ready`: before what is committed is applied. `nan` puts a NaN
+    into one weight; `seconds` is for `hang`.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -382,7 +383,7 @@ class Fault:
     do: Literal["kill", "hang", "nan"]
     replica: int
     round: int
-    phase: Literal["inner", "exchange", "voted"] = "inner"
+    phase: Literal["inner", "launched", "exchange", "voted", "ready"] = "inner"
     seconds: float = 20.0
 
     def __post_init__(self) -> None:

@@ -1,12 +1,12 @@
-"""One attempt to exchange the messages of a round: what crosses the wire for each op, in which order, and its bytes."""
+"""One attempt to exchange the messages of a round: the steps of each, one after another, and their bytes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from ray_lowcomm.core.errors import PayloadError
-from ray_lowcomm.core.payload import Payload, Seats, Sharding
+from ray_lowcomm.core.payload import Payload, Seats, Step, Swap
 from ray_lowcomm.engine.messages import Bytes, Plan
 from ray_lowcomm.engine.transport import KINDS, SIZE_BYTES, Transport, bytes_moved
 
@@ -26,43 +26,45 @@ class Attempt:
     bytes: Bytes = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     residual_lost: int = 0
 
-    def run(self, begun: Callable[[], None]) -> list[tuple[Tensor, ...]]:
-        """What every member receives for each payload, as `Payload` says. `begun` as in `Transport.exchange`.
+    def run(self) -> list[tuple[Tensor, ...]]:
+        """What every member receives for each payload, as `Payload` says, once the members have met.
 
         Raises:
             ExchangeError: the exchange did not come through.
             PayloadError: what a replica has sent is damaged.
         """
-        whole = [(op, payload) for op, payload in self.payloads if payload.sharding is None]
-        if self.plan.rank(self.member) == 0:
-            self.residual_lost += sum(payload.residual_lost for _, payload in whole)
-        self._count(bytes_moved(self.plan, whole, self.member))
-        parts = dict(zip([op for op, _ in whole], self.transport.exchange(self.plan, whole, begun), strict=True))
-        for op, payload in self.payloads:
-            if payload.sharding is not None:
-                parts[op] = self._in_shards(op, payload.sharding)
-        return [parts[op] for op, _ in self.payloads]
-
-    def _in_shards(self, op: str, sharding: Sharding) -> tuple[Tensor, ...]:
-        """To each owner its part; then its message to all."""
-        plan = self.plan
-        seats = Seats(plan.members, plan.weights, plan.rank(self.member))
         try:
-            parts = sharding.cut(seats)
-            received = self._swap(f"{op}/parts", parts)
-            message = sharding.combine(seats, received)
+            return [self._exchange(op, payload) for op, payload in self.payloads]
         except PayloadError:
             self.transport.close()  # or the others would wait for this replica's message until the deadline
             raise
-        self.residual_lost += sharding.lost
-        return tuple(self._swap(f"{op}/sums", [message] * len(plan.members), once=True))
 
-    def _swap(self, key: str, parts: Sequence[Tensor], once: bool = False) -> list[Tensor]:
-        """All-to-all; with `once` it is the same bytes for all, which count once as what was handed over."""
-        rank = self.plan.rank(self.member)
-        out = [len(part) for i, part in enumerate(parts) if i != rank]
-        self._count({"up": max(out, default=0) if once else sum(out), "wire_up": sum(out) + SIZE_BYTES * len(out)})
-        received = self.transport.all_to_all(self.plan, key, parts)
+    def _exchange(self, op: str, payload: Payload) -> tuple[Tensor, ...]:
+        plan = self.plan
+        seats = Seats(plan.members, plan.weights, plan.rank(self.member))
+        if payload.sharding is None:
+            self.residual_lost += payload.residual_lost if seats.rank == 0 else 0
+            self._count(bytes_moved(plan, [(op, payload)], self.member))
+        steps, number = payload.exchange(seats, plan.sizes[op]), 0
+        step = next(steps)
+        while True:
+            received = self._perform(f"{op}/{number}", step, seats.rank)
+            try:
+                step = steps.send(received)
+            except StopIteration as end:
+                self.residual_lost += 0 if payload.sharding is None else payload.sharding.lost
+                outcome: tuple[Tensor, ...] = end.value
+                return outcome
+            number += 1
+
+    def _perform(self, key: str, step: Step, rank: int) -> tuple[Tensor, ...]:
+        if not isinstance(step, Swap):
+            return self.transport.perform(self.plan, key, step)
+        out = [len(part) for i, part in enumerate(step.parts) if i != rank]
+        # the same message for all counts once as what was handed over
+        up = max(out, default=0) if step.same else sum(out)
+        self._count({"up": up, "wire_up": sum(out) + SIZE_BYTES * len(out)})
+        received = self.transport.perform(self.plan, key, step)
         into = [len(part) for i, part in enumerate(received) if i != rank]
         self._count({"down": sum(into), "wire_down": sum(into) + SIZE_BYTES * len(into)})
         return received

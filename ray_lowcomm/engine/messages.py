@@ -87,6 +87,7 @@ class Arrival:
     problem: str = ""
     skipped: int = 0
     metrics: dict[str, float] = field(default_factory=dict)  # of the user's own, means over this round
+    blocked_s: float = 0.0  # that inner steps have waited for an exchange beside them
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ray_lowcomm import strategies
 from ray_lowcomm.core import randomness
-from ray_lowcomm.core.errors import ExchangeError, FleetError, ModelError
+from ray_lowcomm.core.errors import FleetError, ModelError
 from ray_lowcomm.core.schedule import Schedule, SyncOp
 from ray_lowcomm.core.tracks import PARAMS, Tracks
 from ray_lowcomm.core.weights import copy_into
@@ -16,24 +16,22 @@ from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine import reported
 from ray_lowcomm.engine.buffers import BufferSync
 from ray_lowcomm.engine.duties import Duties
+from ray_lowcomm.engine.entry import Entry, Standing
 from ray_lowcomm.engine.faults import FaultInjector
 from ray_lowcomm.engine.inner_step import InnerStep
-from ray_lowcomm.engine.loop_parts import Dealt, LoopParts, check_gradients, unsaved_scheduler
-from ray_lowcomm.engine.round import Held, Parties, Round, Seat, Work, tokens_of
-from ray_lowcomm.engine.run_spec import Host, RunSpec, settings_to_agree
+from ray_lowcomm.engine.loop_parts import LoopParts, check_gradients
+from ray_lowcomm.engine.round import Held, Parties, Round, Seat
+from ray_lowcomm.engine.run_spec import Host, RunSpec
 from ray_lowcomm.engine.skipping import Samples, Skipping
 from ray_lowcomm.engine.state import ReplicaState
-from ray_lowcomm.engine.watch import Watch, unheld
+from ray_lowcomm.engine.watch import Watch
+from ray_lowcomm.engine.work import Work, tokens_of
 
 WORK, SCALER = "replica.work", "replica.scaler"  # names in the local state
 
 
 class Replica:
-    """One replica of the model in the fleet.
-
-    `step_number` is the nominal step (it jumps at a commit if the replica was told to take fewer), `rounds` the number
-    of committed rounds, `members` who took part in the last one, `finished` whether the run is over.
-    """
+    """One replica of the model in the fleet."""
 
     def __init__(self, spec: RunSpec, host: Host, parts: LoopParts) -> None:
         self._spec, self._host, self._parts = spec, host, parts
@@ -43,33 +41,49 @@ class Replica:
         strategy = strategies.build(spec.strategy, tracks, randomness.replica_seed(spec.run.seed, host.member))
         buffers = BufferSync(parts.model, spec.buffers)  # type: ignore[arg-type]  # checked with the settings
         self._skipping = Skipping(tracks, buffers)
-        self._work, self._history = Work(), ""
+        self._work, self._stand = Work(), Standing()
         scaler = {} if parts.scaler is None else {SCALER: parts.scaler}
         local = {**parts.local_stateful, WORK: self._work, **scaler}
         self._state = ReplicaState(parts.model, tracks, strategy, buffers, dict(parts.stateful), local)
-        self._parties = Parties(strategy, buffers, host.channel, host.transport)
+        self._faults = FaultInjector(spec.faults, host.member, host.die, self._announce, host.sleep)
+        self._parties = Parties(strategy, buffers, host.channel, host.transport, self._faults, parts.model)
         self._duties = Duties(self._state, host.channel, host.transport, spec.directory, host.member)
         moments = strategies.moments_of(tracks)
         self._schedule: Schedule = strategies.schedule(spec.strategy, moments, spec.run.seed, spec.steps)
-        self._moments = moments
-        self._injector = FaultInjector(spec.faults, host.member, host.die, self._announce, host.sleep)
-        self._agreed_settings = settings_to_agree(spec, self._state)
-        self._held: Held | None = None
+        self._entry = Entry(
+            spec, host, parts, self._state, self._duties, self._skipping, self._schedule, self._faults, self._work
+        )
+        self._flight: Round | None = None  # launched, and not applied
         self._due: tuple[m.Commit, dict[int, int]] | None = None  # what is to be done, and where the data stand
         self._to_save: m.Stop | None = None
         self._stands: dict[int, int] = {}  # data positions after the last inner step
-        self._left = self._planned = self._target = self._apply_at = self._incarnation = 0
-        self._leaving = ""
-        self.step_number = self.rounds = 0
-        self.members: tuple[int, ...] = ()
         self._trained = False
-        self.stopped: str | None = None
         self._began_anew = False  # inside of the step that the loop is in
         self._enter("")
         self._state.forget()
         self._round_begins = True  # for the loop, with its next turn
 
     # ---- what a train loop uses ----------------------------------------------------------------------------------
+
+    @property
+    def step_number(self) -> int:
+        """The nominal step; it jumps at a launch if the replica was told to take fewer."""
+        return self._stand.step
+
+    @property
+    def rounds(self) -> int:
+        """Committed rounds that have been applied here."""
+        return self._stand.round
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Who took part in the last of them."""
+        return self._stand.members
+
+    @property
+    def stopped(self) -> str | None:
+        """Why this replica's part in the run has ended before the run's end; None if it has not."""
+        return self._stand.stopped
 
     @property
     def finished(self) -> bool:
@@ -79,7 +93,8 @@ class Replica:
         `step` if that comes first: by then a loop has stepped its scheduler, and updated its average of the weights.
         """
         self.settle()
-        self._pause_if_asked()
+        if not self._over and self._host.channel.stop_asked():
+            self._pause()
         return self._over
 
     def step(self, loss: Tensor, tokens: int | Tensor = 0, samples: Samples = None) -> None:
@@ -106,21 +121,9 @@ class Replica:
         skipped = self._spec.skip_nonfinite and self._skip(loss, samples)
         if not skipped:
             self._work.add(loss, tokens)
-        last = self._left == 1 and not self._leaving
-        if self._spec.faults and self._left == (self._planned + 1) // 2:
-            self._injector.at("inner", self.rounds + 1, self._parts.model)
-        at = self._target if last else self.step_number + 1
-        early = last and self._ops(at)[0].point == "after_backward"
-        if early and not self._synchronise(at):
+        if not self._take(skipped):
+            self._began_anew = self.stopped is None
             return
-        if early or not skipped:  # what all replicas step with must be stepped by all
-            self._inner.take(self.step_number)
-        self._left -= 1
-        self._work.beyond += 1
-        self.step_number = at
-        if last and not early and not self._synchronise(at):
-            return
-        self._finish_if_applied()
         if not self._trained:
             self._state.optimizer.check()
             self._trained = True
@@ -158,15 +161,19 @@ class Replica:
 
     @property
     def _over(self) -> bool:
-        return self.stopped is not None or self._left == 0
+        return self._stand.stopped is not None or self._stand.left == 0
 
-    def _pause_if_asked(self) -> None:
-        """Where the run is being stopped: save what has been done since the last round, and leave."""
-        if self._over or self._held is not None or not self._host.channel.stop_asked():
+    def _pause(self) -> None:
+        """The run is being stopped: save what has been done since the last round, and leave."""
+        if self._flight is not None:  # it is exchanged to its end, or given up: either way nothing is left open
+            self._land()
+            self._watch.mark()
+            self.settle()
+        if self._over:
             return
-        answer = self._host.channel.request(m.Paused(self._host.member, self._incarnation, self.rounds))
+        answer = self._host.channel.request(m.Paused(self._host.member, self._stand.incarnation, self.rounds))
         if isinstance(answer, m.Stop):
-            self.stopped = answer.reason
+            self._stand.stopped = answer.reason
             self._save_between(answer)
             self._watch.close()
 
@@ -213,13 +220,13 @@ class Replica:
         if said := self._watch.check(self.step_number):
             self._say(said)
         if not self._trained:
-            averaged = self._ops(self._target)[0].point == "after_backward"
+            averaged = self._ops(self._stand.target)[0].point == "after_backward"
             check_gradients(self._state.tracks.parameters, self._parts.clip_norm is not None, averaged)
 
     @property
     def digest(self) -> str | None:
         """Digest of the shared state; None where replicas are not kept consistent, or if this one missed the end."""
-        known = self._parties.strategy.consistent and self._incarnation > 0 and self.stopped is None
+        known = self._parties.strategy.consistent and self._stand.incarnation > 0 and self.stopped is None
         return self._parties.strategy.digest() if known else None
 
     @property
@@ -229,176 +236,143 @@ class Replica:
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
+    def _take(self, skipped: bool) -> bool:
+        """One inner step, and with it the rounds that are launched or applied; False: this replica has begun anew, or
+        must stop."""
+        stand, before = self._stand, self._stand.step
+        launches = stand.left == 1 and self._flight is None
+        if self._spec.faults and self._flight is None and stand.left == (stand.planned + 1) // 2:
+            self._faults.at("inner", self.rounds + 1, self._parts.model)
+        at = stand.target if launches else before + 1
+        averaged = launches and self._ops(at)[0].point == "after_backward"
+        if averaged:
+            if not self._launch(at):
+                return False
+            stand.left += 1  # this one
+        if averaged or not skipped:  # what all replicas step with must be stepped by all
+            self._inner.take(before)
+        stand.step = at
+        stand.left -= 1
+        stand.taken += 1
+        self._work.beyond += not averaged  # which belongs to the round that is applied
+        return averaged or self._reach()
+
+    def _reach(self) -> bool:
+        """What is applied or launched at the step that has been reached; False as `_take`."""
+        stand, flight = self._stand, self._flight
+        if flight is not None:
+            if stand.step < flight.apply_at and not flight.over():
+                return True
+            return self._land()
+        return stand.left > 0 or self._launch(stand.target)
+
     def _ops(self, step: int) -> tuple[SyncOp, ...]:
         """The strategy's ops at `step`, and with them those of the buffers."""
-        overlap = self._spec.strategy.overlap_steps
-        ops = self._schedule.ops(step, overlap if isinstance(overlap, int) else 0)
-        return ops + self._state.buffers.ops(step, max(op.apply for op in ops), ops[0].point)
+        ops = self._schedule.ops(step, self._stand.overlap)
+        return ops + self._state.buffers.ops(step, ops[0].apply, ops[0].point)
 
     # ---- rounds ---------------------------------------------------------------------------------------------------
 
-    def _synchronise(self, step: int) -> bool:
-        """Run the round that ends at `step`; False: this replica was given up and has joined again, or must stop."""
+    def _launch(self, step: int) -> bool:
+        """Begin the round that is launched at `step`, and end it, too, if it is applied there; False as `_take`."""
         self._watch.check_layout()
-        seat = Seat(self._host.member, self._incarnation, self.rounds, self._history)
-        run = Round(self._parties, seat, lambda phase: self._injector.at(phase, self.rounds + 1, self._parts.model))
-        ops = self._ops(step)
-        outcome = run.run(ops, self._work, self._positions(), self._skipping.hopeless)
-        if isinstance(outcome, m.Stop):
-            self.stopped = outcome.reason
-            if ops[0].point == "after_backward":  # the loop has not stepped its scheduler for what is given up here
-                self._work.restart()
-                self._save_between(outcome)
-            else:
-                self._to_save, self._stands = outcome, self._positions()
-            return False
+        stand, ops = self._stand, self._ops(step)
+        seat = Seat(self._host.member, stand.incarnation, self.rounds, stand.history)
+        # those that were taken beyond the launch before the run was stopped
+        stand.taken = max(0, self._work.beyond - stand.planned)
+        self._flight = Round(self._parties, seat)
+        self._flight.launch(ops, self._work, self._positions(), self._skipping.hopeless)
+        stand.step, stand.left = step + stand.taken, self._flight.apply_at - step - stand.taken
+        self._work.beyond = -stand.left
+        self._faults.at("launched", self.rounds + 1, self._parts.model)
+        return stand.left > 0 or self._land()
+
+    def _land(self) -> bool:
+        """End the round that was launched: wait for it and apply it; False as `_take`."""
+        flight, began = self._flight, time.perf_counter()
+        assert flight is not None, "a round is launched before it is applied"
+        outcome = flight.finish()
+        if flight.apply_at > flight.launched_at:
+            self._work.blocked_s += time.perf_counter() - began
+        if isinstance(outcome, Held):
+            self._faults.at("ready", self.rounds + 1, self._parts.model)
+            self._flight = None
+            self._apply(outcome, flight)
+            self._work.pause(time.perf_counter() - began)
+            return self._stand.left > 0 or not outcome.commit.inner_steps or self._launch(self._stand.target)
+        self._flight = None
+        self._give_up(flight, outcome)
+        return False
+
+    def _apply(self, held: Held, flight: Round) -> None:
+        """Apply what was received, and go on as the commit says."""
+        began, stand, commit = time.perf_counter(), self._stand, held.commit
+        if commit.dealt and self._entry.deal(commit.dealt) and self._parts.data is not None:
+            self._parts.data.load(commit.positions)
+        for op, proposal, received in held.results:
+            self._parties.owner(op).apply(proposal, received)
+        self._skipping.keep()
+        if self._spec.state_on_sync == "reset" and any(op.track == PARAMS for op, _, _ in held.results):
+            self._state.optimizer.reset()
+        stand.history, stand.round, stand.members = held.history, commit.round, held.results[0][2].members
+        stand.target = self._schedule.next_step(flight.launched_at) or stand.step
+        stand.planned = commit.inner_steps
+        # where it is applied early, as the run is being stopped, the steps up to there are still to be taken
+        stand.left = commit.inner_steps + (flight.apply_at - stand.step if commit.inner_steps else 0)
+        if commit.leave:
+            stand.stopped = commit.leave
+        self._due, self._round_begins = (commit, self._positions()), True
+        self._work.outer_s += time.perf_counter() - began
+
+    def _give_up(self, flight: Round, outcome: m.Reset | m.Stop) -> None:
+        """A round that this replica has no part in any more."""
         if isinstance(outcome, m.Reset):
+            self._work.put_back(flight.work, self._stand.taken)
             self._inner.drop()
             self._enter(outcome.reason, outcome.shared)
-            self._began_anew = True
-            return False
-        self._held, self._history = outcome, run.committed
-        self.members = outcome.results[0][2].members
-        self._work.restart()
-        if outcome.commit.dealt and self._deal(outcome.commit.dealt) and self._parts.data is not None:
-            self._parts.data.load(outcome.commit.positions)
-        self._leaving = outcome.commit.leave
-        self.rounds = outcome.commit.round
-        self._apply_at = max(op.apply for op in ops)
-        if self._apply_at == step:
-            self._apply(outcome)
-        # inner steps are counted from where the round is applied, the target is where the next one is launched
-        to_apply = self._apply_at - step + (ops[0].point == "after_backward")
-        self._planned = self._left = outcome.commit.inner_steps + to_apply
-        self._target = self._schedule.next_step(step) or step
-        return True
+            return
+        self._stand.stopped = outcome.reason
+        if flight.point == "after_backward":  # the loop has not stepped its scheduler for what is given up here
+            self._work.restart()
+            self._save_between(outcome)
+        else:
+            self._work.put_back(flight.work, self._stand.taken)
+            self._to_save, self._stands = outcome, self._positions()
 
     def _positions(self) -> dict[int, int]:
         return dict(self._parts.data.positions) if self._parts.data is not None else {}
 
-    def _apply(self, held: Held) -> None:
-        began = time.perf_counter()
-        for op, proposal, received in held.results:
-            self._parties.owner(op).apply(proposal, received)
-        self._skipping.keep()
-        self._work.outer_s += time.perf_counter() - began
-        synced = any(op.track == PARAMS for op, _, _ in held.results)
-        if synced and self._spec.state_on_sync == "reset":
-            self._state.optimizer.reset()
-
-    def _finish_if_applied(self) -> None:
-        if self._held is not None and self.step_number >= self._apply_at:
-            self._finish_round(self._held.commit)
-
-    def _finish_round(self, commit: m.Commit) -> None:
-        """Everything of a round is applied; what is due then waits for the loop to come back."""
-        held, self._held = self._held, None
-        if held is not None and any(op.apply > op.launch for op, _, _ in held.results):
-            began = time.perf_counter()
-            self._apply(held)
-            self._work.since += time.perf_counter() - began
-        self._due = commit, self._positions()
-        self._round_begins = True
-        self._work.beyond = 0
-        if commit.leave:
-            self.stopped = commit.leave
-
     def _do_duties(self, commit: m.Commit, positions: dict[int, int]) -> None:
         began = time.perf_counter()
         self._duties.do(commit, positions, self._parts)
-        self._work.since += time.perf_counter() - began  # duties are no compute
+        self._work.pause(time.perf_counter() - began)
 
     # ---- coming and going -----------------------------------------------------------------------------------------
 
     def _enter(self, reason: str, shared: bool = True) -> None:
         """Join the fleet and take over its state; the work done since the last commit is given up and counted."""
         holds = self._holds() if shared else None
-        self._held = self._due = None
-        while True:
-            answer = self._host.channel.request(self._join(reason, holds))
-            if isinstance(answer, m.Stop):
-                self._left, self.stopped = 0, answer.reason
-                return
-            if not isinstance(answer, m.Welcome):
-                raise FleetError(f"the driver answered {type(answer).__name__} to a replica that joins")
-            self._work.restart()
-            try:
-                self._take_over(answer)
-                break
-            except ExchangeError as error:
-                reason, holds = f"the state offered could not be fetched: {error}", None
+        self._flight = self._due = None
+        welcome = self._entry.enter(self._stand, reason, holds)
+        if welcome is None:
+            return
         notes, self._state.notes = self._state.notes, []
         for text in notes:
             self._say(text)
-        if answer.serve:
-            self._duties.serve(answer.round, answer.serve)
-        if answer.evaluate:
-            self._duties.evaluate(answer.round, self._parts.evaluate)
+        if welcome.serve:
+            self._duties.serve(welcome.round, welcome.serve)
+        if welcome.evaluate:
+            self._duties.evaluate(welcome.round, self._parts.evaluate)
         self._watch.mark()
         self._stands = self._positions()
         self._work.since = time.perf_counter()
-        if answer.inner_steps and self._left == 0:
-            self._synchronise(self._target)
-            self._finish_if_applied()
-
-    def _join(self, reason: str, holds: str | None) -> m.Join:
-        return m.Join(
-            member=self._host.member,
-            digest=self._state.digest(),
-            config=self._agreed_settings,
-            moments=self._moments,
-            endpoint=self._host.transport.endpoint,
-            remarks=self._remarks(),
-            steps_lost=self._work.steps,
-            reason=reason,
-            holds=holds,
-        )
-
-    def _remarks(self) -> tuple[str, ...]:
-        left = unheld(self._state.tracks)
-        of_strategy = strategies.remarks(self._parties.strategy, self._spec.strategy, self._spec.steps)
-        idle, alone = self._state.buffers.idle, unsaved_scheduler(self._parts)
-        return of_strategy + tuple(text for text in (left, idle, alone, *self._parts.remarks) if text)
+        if welcome.inner_steps and self._stand.left == 0:
+            self._launch(self._stand.target)
 
     def _holds(self) -> str | None:
         """Digest of the committed history whose shared state this replica holds, whole and finite; None without one."""
-        whole = self._incarnation and self._held is None and self._state.shared_is_finite()
-        return self._history if whole else None
-
-    def _take_over(self, welcome: m.Welcome) -> None:
-        host, seed = self._host, self._spec.run.seed
-        self._incarnation, self._history = welcome.incarnation, welcome.history
-        self.rounds, self.step_number = welcome.round, welcome.step
-        self._planned = self._left = welcome.inner_steps
-        self._target = self._schedule.next_step(welcome.step) or welcome.step
-        self._injector.fired |= set(welcome.fired)
-        randomness.seed_all(randomness.replica_seed(seed, host.member, welcome.incarnation))
-        self._deal(welcome.dealt)  # before the state, which may be of just these shards
-        if welcome.keep:
-            self._skipping.put_back()
-            self._state.begin_again()
-        elif welcome.state is not None:
-            self._state.load_as_joiner(host.transport.fetch(welcome.state))
-        elif welcome.restore is not None:
-            self._duties.restore(welcome.restore, welcome.manifest or {}, welcome.dealt)
-            self._go_on_between(welcome)
-        self._skipping.keep()
-        self._skipping.taken()
-        if self._parts.data is not None:
-            self._parts.data.load(welcome.positions)
-
-    def _go_on_between(self, welcome: m.Welcome) -> None:
-        """Part of the round's inner steps may have been done before the run was stopped, all of them at most."""
-        self._left = max(0, self._planned - self._work.beyond)
-        self.step_number = welcome.step + self._work.beyond if self._left else self._target
-
-    def _deal(self, dealt: tuple[int, ...]) -> bool:
-        """These replicas share the data from here on; False: the data cannot be shared anew."""
-        data: object = self._parts.data
-        if isinstance(data, Dealt):
-            data.deal(dealt)
-            return True
-        return False
+        whole = self._stand.incarnation and self._flight is None and self._state.shared_is_finite()
+        return self._stand.history if whole else None
 
     def _announce(self, fault: int) -> None:
         what = f"{self._spec.faults[fault].do} ({self._spec.faults[fault].phase}, round {self.rounds + 1})"

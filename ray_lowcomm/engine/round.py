@@ -1,101 +1,38 @@
-"""One round, seen from one replica: propose, exchange, vote, then hold what was received, or give it up."""
+"""One round, seen from one replica: launched, beside further inner steps or not, and finished."""
 
-import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ray_lowcomm.core.digest import digest_tensors, digest_text
-from ray_lowcomm.core.errors import ExchangeError, FleetError, ModelError, PayloadError
+from ray_lowcomm.core.errors import ExchangeError, FleetError, PayloadError
 from ray_lowcomm.core.guards import all_finite
 from ray_lowcomm.core.payload import Payload, Proposal, Received
-from ray_lowcomm.core.schedule import SyncOp
+from ray_lowcomm.core.schedule import Point, SyncOp
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine import reported
 from ray_lowcomm.engine.attempt import Attempt
 from ray_lowcomm.engine.buffers import TRACKS as BUFFER_TRACKS
 from ray_lowcomm.engine.buffers import BufferSync
+from ray_lowcomm.engine.faults import FaultInjector
 from ray_lowcomm.engine.totals import root_of_squares
-from ray_lowcomm.engine.transport import Channel, Transport
+from ray_lowcomm.engine.transport import Channel, Pending, Transport
+from ray_lowcomm.engine.work import Work
 from ray_lowcomm.strategies.contract import Strategy
-
-
-@dataclass
-class Work:
-    """What a replica has done since the last launch. `loss` is a sum over `steps` in float64, `skipped` are further
-    steps that were not taken, `beyond` all steps since the last round was applied, `outer_s` the seconds that
-    applying a round has taken.
-
-    It is local state: with overlap a checkpoint falls between two launches.
-    """
-
-    steps: int = 0
-    tokens: int = 0
-    loss: Tensor | float | None = None
-    since: float = field(default_factory=time.perf_counter)
-    outer_s: float = 0.0
-    skipped: int = 0
-    beyond: int = 0
-    own_metrics: reported.Sums = field(default_factory=dict)
-
-    def add(self, loss: Tensor, tokens: int) -> None:
-        """Count one inner step."""
-        self.steps += 1
-        self.tokens += tokens
-        # float64, so that the mean does not depend on how many steps were added up before; a plain number where that
-        # waits for no device
-        value = loss.item() if loss.device.type == "cpu" else loss.detach().double()
-        self.loss = value if self.loss is None else self.loss + value
-
-    def restart(self) -> None:
-        """Count from here on."""
-        self.steps, self.tokens, self.loss, self.since, self.outer_s = 0, 0, None, time.perf_counter(), 0.0
-        self.skipped = self.beyond = 0
-        self.own_metrics = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain data, exact."""
-        loss = None if self.loss is None else float(self.loss)
-        counts = {"steps": self.steps, "tokens": self.tokens, "skipped": self.skipped, "beyond": self.beyond}
-        return counts | {"loss": loss, "own_metrics": self.own_metrics}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of `state_dict`."""
-        self.steps, self.tokens, self.loss = state["steps"], state["tokens"], state["loss"]
-        self.skipped, self.beyond = state["skipped"], state["beyond"]
-        self.own_metrics = {name: list(sums) for name, sums in state["own_metrics"].items()}
-
-    @property
-    def mean_loss(self) -> float | None:
-        """Mean loss per step; None before the first, or if it is not finite."""
-        mean = math.nan if self.loss is None else float(self.loss) / self.steps
-        return mean if math.isfinite(mean) else None
-
-
-def tokens_of(given: object) -> int:
-    """A count of tokens as a loop gives it: a whole number, also as a 0-d tensor or of numpy.
-
-    Raises:
-        ModelError: it is something else.
-    """
-    value: Any = given
-    if getattr(value, "ndim", None) == 0:
-        value = value.item()
-    if isinstance(value, int | float) and math.isfinite(value) and value == int(value) and value >= 0:
-        return int(value)
-    shown = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-    raise ModelError(f"tokens = {shown}: must be a whole number, 0 or more")
 
 
 @dataclass(frozen=True)
 class Held:
-    """A committed round whose ops still have to be applied: (op, proposal id, received)."""
+    """A committed round whose ops are to be applied: (op, proposal id, received)."""
 
     commit: m.Commit
     results: tuple[tuple[SyncOp, str, Received], ...]
+    history: str  # digest of the committed history with this round
+
+
+Outcome = Held | m.Reset | m.Stop
 
 
 @dataclass(frozen=True)
@@ -106,6 +43,8 @@ class Parties:
     buffers: BufferSync
     channel: Channel
     transport: Transport
+    faults: FaultInjector
+    model: nn.Module
 
     def owner(self, op: SyncOp) -> Strategy | BufferSync:
         """Who proposes and applies this op."""
@@ -123,41 +62,52 @@ class Seat:
 
 
 class Round:
-    """Runs one exchange to its commit. `at_phase` is called with 'exchange' and 'voted' (for fault schedules)."""
+    """Launched once, with all that is proposed at one step; then `over` and `finish`.
 
-    def __init__(self, parties: Parties, seat: Seat, at_phase: Callable[[str], None]) -> None:
-        self.parties, self.seat, self._at_phase = parties, seat, at_phase
-        self.committed = ""  # digest of the history once this round is committed
+    Where it is applied at the step of its launch the exchange is made in `finish`. Otherwise it is made beside the
+    inner steps, by whatever `Transport.beside` has for that: with what was proposed, and with nothing of the replica
+    that inner steps change.
+    """
+
+    def __init__(self, parties: Parties, seat: Seat) -> None:
+        self.parties, self.seat = parties, seat
+        self.launched_at = self.apply_at = 0
+        self.point: Point = "after_step"
+        self.work = Work()  # what is launched
         self._open: list[tuple[SyncOp, Proposal]] = []
+        self._pending: Pending[Outcome] | None = None
+        self._arrival: m.Arrival | None = None
         self._outer_s = 0.0
 
-    def run(
-        self, ops: Sequence[SyncOp], work: Work, positions: dict[int, int], problem: str = ""
-    ) -> Held | m.Reset | m.Stop:
-        """Propose all ops, exchange them; returns what was committed, or that this replica must join again or stop.
+    def launch(self, ops: Sequence[SyncOp], work: Work, positions: dict[int, int], problem: str = "") -> None:
+        """Propose all ops and begin; `work` is counted from here on.
 
         With a `problem` nothing is proposed: the replica sits this round out.
         """
         began = time.perf_counter()
+        self.launched_at, self.apply_at, self.point = ops[0].launch, ops[0].apply, ops[0].point
         problem = problem or self._propose(ops)
-        arrival = self._arrival(work, positions, problem)
-        arrived = time.perf_counter()
-        self._outer_s = work.outer_s + arrived - began
-        answer = self.parties.channel.request(arrival)
-        wait_s = time.perf_counter() - arrived
-        received: list[Received] = []
-        while isinstance(answer, m.Plan):
-            answer, received = self._attempt(answer, wait_s)
-            wait_s = 0.0
-            if isinstance(answer, m.Plan):
-                self._restore()
-        if isinstance(answer, m.Commit):
-            results = zip(self._open, received, strict=True)
-            return Held(answer, tuple((op, proposal.id, part) for (op, proposal), part in results))
-        self._discard()
-        if isinstance(answer, m.Reset | m.Stop):
-            return answer
-        raise FleetError(f"the driver answered {type(answer).__name__} in the middle of a round")
+        self.work = work.take_out()
+        self._arrival = self._arrived(began - self.work.since, positions, problem)
+        self._outer_s = self.work.outer_s + time.perf_counter() - began
+        if self.apply_at > self.launched_at:
+            self._pending = self.parties.transport.beside(self._run)
+
+    def over(self) -> bool:
+        """Whether it has ended otherwise than with a commit, so that there is nothing to wait for."""
+        return self._pending is not None and self._pending.done() and not isinstance(self._pending.result(), Held)
+
+    def finish(self) -> Outcome:
+        """Wait for the end: what is to be applied, or that this replica must join again, or stop.
+
+        If it is nothing to apply, what was proposed is discarded.
+        """
+        outcome = self._run() if self._pending is None else self._pending.result()
+        if not isinstance(outcome, Held):
+            self._discard()
+        return outcome
+
+    # ---- at the launch --------------------------------------------------------------------------------------------
 
     def _propose(self, ops: Sequence[SyncOp]) -> str:
         """Open all proposals; returns what is wrong with this replica, or ''."""
@@ -176,8 +126,8 @@ class Round:
                 return f"its {op.track} are not all finite"
         return ""
 
-    def _arrival(self, work: Work, positions: dict[int, int], problem: str) -> m.Arrival:
-        strategy = self.parties.strategy
+    def _arrived(self, compute_s: float, positions: dict[int, int], problem: str) -> m.Arrival:
+        work = self.work
         return m.Arrival(
             member=self.seat.member,
             incarnation=self.seat.incarnation,
@@ -186,42 +136,71 @@ class Round:
             steps=work.steps,
             tokens=work.tokens,
             loss=work.mean_loss,
-            compute_s=time.perf_counter() - work.since,
+            compute_s=compute_s,
             sizes=tuple(m.PayloadSize(op.id, p.payload.combine, p.payload.nbytes) for op, p in self._open),
-            digest=strategy.digest() if strategy.consistent else None,
+            digest=None,
             positions=positions,
             residual_norm=root_of_squares([proposal.residual_norm for _, proposal in self._open]),
             problem=problem,
             skipped=work.skipped,
             metrics=reported.means(work.own_metrics),
+            blocked_s=work.blocked_s,
         )
 
-    def _attempt(self, plan: m.Plan, wait_s: float) -> tuple[m.Answer, list[Received]]:
-        """One exchange and the vote on it."""
+    def _discard(self) -> None:
+        for op, proposal in self._open:
+            self.parties.owner(op).discard(proposal.id)
+        self._open.clear()
+
+    # ---- beside the inner steps -----------------------------------------------------------------------------------
+
+    def _run(self) -> Outcome:
+        assert self._arrival is not None, "a round is launched before it is finished"
+        strategy = self.parties.strategy
+        arrival = replace(self._arrival, digest=strategy.digest() if strategy.consistent else None)
+        arrived = time.perf_counter()
+        answer = self.parties.channel.request(arrival)
+        wait_s = time.perf_counter() - arrived
+        received: list[Received] = []
+        history = ""
+        while isinstance(answer, m.Plan):
+            answer, received, history = self._attempt(answer, wait_s)
+            wait_s = 0.0
+            if isinstance(answer, m.Plan):
+                self._restore()
+        if isinstance(answer, m.Commit):
+            results = zip(self._open, received, strict=True)
+            return Held(answer, tuple((op, proposal.id, part) for (op, proposal), part in results), history)
+        if isinstance(answer, m.Reset | m.Stop):
+            return answer
+        raise FleetError(f"the driver answered {type(answer).__name__} in the middle of a round")
+
+    def _attempt(self, plan: m.Plan, wait_s: float) -> tuple[m.Answer, list[Received], str]:
+        """One exchange and the vote on it: (the answer, what was received, the history with it)."""
         payloads: list[tuple[str, Payload]] = [(op.id, proposal.payload) for op, proposal in self._open]
         attempt = Attempt(self.parties.transport, plan, self.seat.member, payloads)
-        began, received, problem, digest, exchange_s = time.perf_counter(), [], "", "", 0.0
+        began, received, problem, history, exchange_s, checks_s = time.perf_counter(), [], "", "", 0.0, 0.0
         try:
             try:
-                parts = attempt.run(lambda: self._at_phase("exchange"))
+                self.parties.transport.meet(plan)
+                self._at("exchange")
+                parts = attempt.run()
             finally:
                 exchange_s = time.perf_counter() - began
             checked_from = time.perf_counter()
-            # what weighs nothing was not counted: it goes out with the next message
-            counted = plan.weights[plan.rank(self.seat.member)] > 0
-            received = [Received(plan.members, plan.weights, part, counted) for part in parts]
-            for (op, proposal), part in zip(self._open, received, strict=True):
-                self.parties.owner(op).check(proposal.id, part)
-            digest = self._digest(plan, parts)
-            self._outer_s += time.perf_counter() - checked_from
+            received = self._checked(plan, parts)
+            history = self._history(plan, parts)
+            checks_s = time.perf_counter() - checked_from
         except (ExchangeError, PayloadError) as error:
             problem = str(error)
+        if self.apply_at == self.launched_at:  # nothing was trained meanwhile
+            self._outer_s += checks_s
         vote = m.Vote(
             member=self.seat.member,
             incarnation=self.seat.incarnation,
             generation=plan.generation,
             ok=not problem,
-            digest=digest,
+            digest=history,
             problem=problem,
             exchange_s=exchange_s,
             wait_s=wait_s,
@@ -229,20 +208,27 @@ class Round:
             bytes=attempt.bytes,
             residual_lost=attempt.residual_lost,
         )
-        return self.parties.channel.request(vote, sent=lambda: self._at_phase("voted")), received
+        answer = self.parties.channel.send(vote)
+        self._at("voted")
+        return answer.result(), received, history
 
-    def _digest(self, plan: m.Plan, parts: Sequence[tuple[Tensor, ...]]) -> str:
+    def _checked(self, plan: m.Plan, parts: Sequence[tuple[Tensor, ...]]) -> list[Received]:
+        # what weighs nothing was not counted: it goes out with the next message
+        counted = plan.weights[plan.rank(self.seat.member)] > 0
+        received = [Received(plan.members, plan.weights, part, counted) for part in parts]
+        for (op, proposal), part in zip(self._open, received, strict=True):
+            self.parties.owner(op).check(proposal.id, part)
+        return received
+
+    def _history(self, plan: m.Plan, parts: Sequence[tuple[Tensor, ...]]) -> str:
         """Covers the committed history, the round, who took part with which weight, and all that was received."""
         content = digest_tensors(tensor for part in parts for tensor in part)
-        self.committed = digest_text(f"{self.seat.history}/{plan.round}/{plan.members}/{plan.weights}/{content}")
-        return self.committed
+        return digest_text(f"{self.seat.history}/{plan.round}/{plan.members}/{plan.weights}/{content}")
 
     def _restore(self) -> None:
         """Payloads as they were before the exchange that has failed, for the next one."""
         for _, proposal in self._open:
             proposal.payload.restore()
 
-    def _discard(self) -> None:
-        for op, proposal in self._open:
-            self.parties.owner(op).discard(proposal.id)
-        self._open.clear()
+    def _at(self, phase: str) -> None:
+        self.parties.faults.at(phase, self.seat.round + 1, self.parties.model)

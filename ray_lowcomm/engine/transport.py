@@ -1,22 +1,41 @@
 """What the engine needs from whatever carries its messages."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from ray_lowcomm.core.payload import Payload
+from ray_lowcomm.core.payload import Payload, Step
 from ray_lowcomm.engine.messages import Answer, Bytes, Plan, Request
 
 KINDS = ("up", "down", "buffer", "wire_up", "wire_down")
 SIZE_BYTES = 8  # before an all-to-all each rank tells each other how much will come
 
+Result = TypeVar("Result")
+Outcome = TypeVar("Outcome", covariant=True)
+
+
+class Pending(Protocol[Outcome]):
+    """What goes on meanwhile."""
+
+    def done(self) -> bool:
+        """Whether `result` would not wait."""
+        ...
+
+    def result(self) -> Outcome:
+        """Wait for it; raises what it has raised. Whatever it waits for has a deadline of its own."""
+        ...
+
 
 class Channel(Protocol):
-    """The line to the driver."""
+    """The line to the driver. A replica waits for one answer at a time; a `Noted` comes at once, also meanwhile."""
 
-    def request(self, request: Request, sent: Callable[[], None] | None = None) -> Answer:
-        """Send and wait for the answer; `sent` is called in between. FleetError if the driver is gone."""
+    def send(self, request: Request) -> Pending[Answer]:
+        """Send; the answer comes later. FleetError, there or here, if the driver is gone."""
+        ...
+
+    def request(self, request: Request) -> Answer:
+        """Send and wait for the answer."""
         ...
 
     def stop_asked(self) -> bool:
@@ -32,27 +51,25 @@ class Transport(Protocol):
         """What others need to reach this replica; travels through the driver."""
         ...
 
-    def exchange(
-        self, plan: Plan, payloads: Sequence[tuple[str, Payload]], begun: Callable[[], None]
-    ) -> list[tuple[Tensor, ...]]:
-        """Exchange the payloads (op id, payload) among the plan's members within its deadline.
+    def beside(self, work: Callable[[], Result]) -> Pending[Result]:
+        """Do `work` beside what the caller goes on with, where there can be such a thing; else now."""
+        ...
 
-        Returns, per payload, (mean,) or the members' messages in rank order or (that of the lowest rank,); tensors are
-        on the device of the payload. `begun` is called once the members have found each other.
+    def meet(self, plan: Plan) -> None:
+        """Find the plan's members, within its deadline; what is exchanged afterwards goes among them.
 
         Raises:
-            ExchangeError: a member died, hung or was cut off; the group is destroyed, so that all others fail at once.
+            ExchangeError: a member was lost, or cannot be reached.
         """
         ...
 
-    def all_to_all(self, plan: Plan, key: str, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Part w, uint8 [bytes] on the CPU, to rank w; returns what this rank was sent, in rank order.
+    def perform(self, plan: Plan, key: str, step: Step) -> tuple[Tensor, ...]:
+        """One step of an exchange, after `meet`; `key` is the same on all members. Returns what `step` says.
 
-        `key` names the step of the exchange, which has begun with `exchange`. The part for this rank comes back as it
-        is.
+        Tensors are on the device of what was sent, and not to be written to.
 
         Raises:
-            ExchangeError: as `exchange`.
+            ExchangeError: a member died, hung or was cut off; the group is destroyed, so that all others fail at once.
         """
         ...
 

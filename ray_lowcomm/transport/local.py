@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from ray_lowcomm.core import randomness
 from ray_lowcomm.core.errors import ExchangeError, FleetError
-from ray_lowcomm.core.payload import Payload
+from ray_lowcomm.core.payload import First, Gather, Mean, Step, Swap
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.combine import weighted_sum_
@@ -25,10 +25,12 @@ from ray_lowcomm.engine.coordinator import Coordinator
 from ray_lowcomm.engine.member import TrainLoop, run_member
 from ray_lowcomm.engine.membership import PRESENT
 from ray_lowcomm.engine.run_spec import Host, RunSpec
+from ray_lowcomm.engine.transport import Pending
 
 MAX_IDLE_TICKS = 100_000
 POLL_S = 0.25
 STOP_S = 6.0
+Result = TypeVar("Result")
 _GENERATORS = threading.Lock()
 _INSIDE = threading.local()  # in a replica's thread, whose fleet holds _GENERATORS: a train function may run a fleet
 
@@ -67,7 +69,7 @@ class LocalFleet:
         self._members: dict[int, _Member] = {}
         self._back = threading.Semaphore(0)
         self._deposits: dict[tuple[int, str], dict[int, Any]] = {}
-        self._results: dict[int, list[tuple[Tensor, ...]]] = {}
+        self._results: dict[str, tuple[Tensor, ...]] = {}
         self._early_deaths: dict[int, int] = {}
         self._abandon = False
         self.stop_wanted: Callable[[], bool] = lambda: False  # whether the process was asked to stop
@@ -206,20 +208,20 @@ class LocalFleet:
             raise _Abandoned
         me.ready = lambda: True
 
-    def request(self, index: int, request: m.Request, sent: Callable[[], None] | None) -> m.Answer:
-        """Hand a request to the coordinator and wait for the answer."""
+    def send(self, index: int, request: m.Request) -> Pending[m.Answer]:
+        """Hand a request to the coordinator; the answer may be there later."""
         me = self._members[index]
         if isinstance(request, m.Arrival):
             self.wait(index, lambda: True)  # one that waits for nobody would else be through before others can join
         self.coordinator.handle(request, self.clock)
+        # what is noted is so at once, also beside an answer that is waited for
+        noted = [a for i, a in self.coordinator.outbox if i == index and isinstance(a, m.Noted)]
+        self.coordinator.outbox = [(i, a) for i, a in self.coordinator.outbox if not isinstance(a, m.Noted)]
         self._deliver()
-        if sent is not None:
-            # an announcement in here has an answer of its own, which comes after the one that is waited for
-            held, me.answers = me.answers, []
-            sent()
-            me.answers = held + me.answers
-        if not me.answers:
-            self.wait(index, lambda: bool(me.answers))
+        return Later(lambda: noted[0]) if noted else Later(lambda: self._answer(me))
+
+    def _answer(self, me: _Member) -> m.Answer:
+        self.wait(me.index, lambda: bool(me.answers))
         return me.answers.pop(0)
 
     def stop_asked(self) -> bool:
@@ -231,15 +233,16 @@ class LocalFleet:
             self._deliver()
         return bool(self.coordinator.stopping)
 
-    def exchange(self, index: int, plan: m.Plan, payloads: Sequence[tuple[str, Payload]]) -> list[tuple[Tensor, ...]]:
-        """Wait for the payloads of all members of the plan; the last one combines them."""
+    def perform(self, index: int, plan: m.Plan, key: str, step: Step) -> tuple[Tensor, ...]:
+        """Wait for the same step of all members of the plan; the last one combines them."""
 
-        def combined(given: list[Sequence[tuple[str, Payload]]]) -> None:
-            results = [combine([each[k][1] for each in given], plan.weights) for k in range(len(payloads))]
-            self._results = {plan.generation: results}  # nobody asks for older ones
+        def combined(steps: list[Step]) -> None:
+            self._results = {key: outcome(steps, plan.weights)}  # nobody asks for an earlier one
 
-        self.meet(index, plan, "exchange", payloads, combined)
-        return self._results[plan.generation]
+        given = self.meet(index, plan, key, step, combined)
+        if isinstance(step, Swap):
+            return tuple(theirs.parts[plan.rank(index)] for theirs in given)
+        return self._results[key]
 
     def meet(
         self,
@@ -262,6 +265,7 @@ class LocalFleet:
         if complete():
             self._deposits = {}  # where all are, nobody waits for anything else
             last([deposits[i] for i in plan.members])
+            self.wait(index, lambda: True)  # so that all go on in the order of their numbers
         elif not ready():
             self.wait(index, ready)
         if not complete():
@@ -272,16 +276,33 @@ class LocalFleet:
         return [deposits[i] for i in plan.members]
 
 
-def combine(payloads: Sequence[Payload], weights: Sequence[float]) -> tuple[Tensor, ...]:
-    """What every member receives for one op, from the payloads in rank order. A mean takes the place of the first."""
-    kind = payloads[0].combine
-    if kind == "mean":
-        mean = payloads[0].data  # for all of them: nobody writes to what was received
-        weighted_sum_(mean, [p.data for p in payloads], weights)
-        return (mean,)
-    if kind == "gather":
-        return tuple(p.data for p in payloads)
-    return (payloads[0].data,)
+def outcome(steps: Sequence[Step], weights: Sequence[float]) -> tuple[Tensor, ...]:
+    """What every member receives, from the same step of all, in rank order. A mean takes the place of the first."""
+    first = steps[0]
+    if isinstance(first, Mean):
+        weighted_sum_(first.vector, [step.vector for step in steps if isinstance(step, Mean)], weights)
+        return (first.vector,)  # for all of them: nobody writes to what was received
+    if isinstance(first, Gather):
+        return tuple(step.message for step in steps if isinstance(step, Gather))
+    return (first.message,) if isinstance(first, First) else ()
+
+
+class Later(Generic[Result]):
+    """What is done when it is first asked for."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._work, self._results = work, list[Result]()
+
+    def done(self) -> bool:
+        """It is then."""
+        self.result()
+        return True
+
+    def result(self) -> Result:
+        """Do it, if that has not been done."""
+        if not self._results:
+            self._results.append(self._work())
+        return self._results[0]
 
 
 @dataclass(frozen=True)
@@ -292,25 +313,28 @@ class LocalLink:
     index: int
     endpoint: None = None
 
-    def request(self, request: m.Request, sent: Callable[[], None] | None = None) -> m.Answer:
+    def send(self, request: m.Request) -> Pending[m.Answer]:
         """See `Channel`."""
-        return self.fleet.request(self.index, request, sent)
+        return self.fleet.send(self.index, request)
+
+    def request(self, request: m.Request) -> m.Answer:
+        """See `Channel`."""
+        return self.send(request).result()
 
     def stop_asked(self) -> bool:
         """See `Channel`."""
         return self.fleet.stop_asked()
 
-    def exchange(
-        self, plan: m.Plan, payloads: Sequence[tuple[str, Payload]], begun: Callable[[], None]
-    ) -> list[tuple[Tensor, ...]]:
-        """See `Transport`."""
-        begun()
-        return self.fleet.exchange(self.index, plan, payloads)
+    def beside(self, work: Callable[[], Result]) -> Pending[Result]:
+        """Nothing goes on beside anything here: it is done after the next inner step."""
+        return Later(work)
 
-    def all_to_all(self, plan: m.Plan, key: str, parts: Sequence[Tensor]) -> list[Tensor]:
+    def meet(self, plan: m.Plan) -> None:
+        """They are all here."""
+
+    def perform(self, plan: m.Plan, key: str, step: Step) -> tuple[Tensor, ...]:
         """See `Transport`."""
-        rank = plan.rank(self.index)
-        return [theirs[rank] for theirs in self.fleet.meet(self.index, plan, key, parts)]
+        return self.fleet.perform(self.index, plan, key, step)
 
     def close(self) -> None:
         """Nothing: who votes against an exchange ends it for all."""

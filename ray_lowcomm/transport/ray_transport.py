@@ -1,9 +1,12 @@
 """Channel and transport of a replica that lives in a Ray actor."""
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 import torch
@@ -13,11 +16,12 @@ from torch import Tensor
 
 from ray_lowcomm.core.digest import tensor_bytes
 from ray_lowcomm.core.errors import ExchangeError, FleetError
-from ray_lowcomm.core.payload import Payload
+from ray_lowcomm.core.payload import Gather, Mean, Step, Swap
 from ray_lowcomm.engine import messages as m
-from ray_lowcomm.transport.ray_collective import LowCommGroup, Pending, Rendezvous, close_group, open_group
+from ray_lowcomm.transport.ray_collective import LowCommGroup, Rendezvous, close_group, open_group
 
 ASK_TIMEOUT_S = 10.0
+Result = TypeVar("Result")
 GONE_S = 5.0  # a run that is stopped kills its driver and its replicas: one that lives on for a moment says nothing
 
 
@@ -40,17 +44,16 @@ class RayChannel:
         """See `Channel`."""
         return self._stop.done() and self._stop.exception() is None
 
-    def request(self, request: m.Request, sent: Callable[[], None] | None = None) -> m.Answer:
-        """See `Channel`. The driver keeps the deadlines of what it is asked, so this wait has none of its own."""
+    def send(self, request: m.Request) -> "Answering":
+        """See `Channel`. The driver keeps the deadlines of what it is asked, so the answer has none of its own."""
         try:
-            reference = self._driver.request.remote(request, self._token)
-            if sent is not None:
-                sent()
-            answer: m.Answer = ray.get(reference)
-            return answer
+            return Answering(self._driver.request.remote(request, self._token))
         except RayError as error:
-            time.sleep(GONE_S)
-            raise FleetError(f"the driver of the run is gone ({type(error).__name__})") from error
+            raise _gone(error) from error
+
+    def request(self, request: m.Request) -> m.Answer:
+        """See `Channel`."""
+        return self.send(request).result()
 
     def exchange_is_on(self, generation: int) -> bool:
         """Whether the driver still expects the members of this generation to exchange."""
@@ -59,7 +62,31 @@ class RayChannel:
         except GetTimeoutError:
             return True
         except RayError as error:
-            raise FleetError(f"the driver of the run is gone ({type(error).__name__})") from error
+            raise _gone(error, 0.0) from error
+
+
+@dataclass(frozen=True)
+class Answering:
+    """An answer of the driver that may not be there yet."""
+
+    reference: Any
+
+    def done(self) -> bool:
+        """Whether it is there."""
+        return bool(ray.wait([self.reference], timeout=0)[0])
+
+    def result(self) -> m.Answer:
+        """Wait for it."""
+        try:
+            answer: m.Answer = ray.get(self.reference)
+            return answer
+        except RayError as error:
+            raise _gone(error) from error
+
+
+def _gone(error: RayError, after_s: float = GONE_S) -> FleetError:
+    time.sleep(after_s)
+    return FleetError(f"the driver of the run is gone ({type(error).__name__})")
 
 
 class RayTransport:
@@ -72,29 +99,48 @@ class RayTransport:
         self._group: LowCommGroup | None = None
         self._generation = -1
         self._offered: Any = None
+        self._threads = torch.get_num_threads()
 
     @property
     def endpoint(self) -> Endpoint:
         """This member's store; it serves every generation in which the member is rank 0."""
         return Endpoint(self._host, self._store.port)
 
-    def exchange(
-        self, plan: m.Plan, payloads: Sequence[tuple[str, Payload]], begun: Callable[[], None]
-    ) -> list[tuple[Tensor, ...]]:
-        """See `Transport`."""
-        try:
-            group = self._group_of(plan)
-            begun()
-            # one collective per group and thread may be in flight, so the payloads go one after another
-            return [self._one(group, plan, op, payload) for op, payload in payloads]
-        except ExchangeError:
-            self.close()
-            raise
+    def beside(self, work: Callable[[], Result]) -> "Future[Result]":
+        """In a thread, which ends with the process, whatever it waits for."""
+        future: Future[Result] = Future()
 
-    def all_to_all(self, plan: m.Plan, key: str, parts: Sequence[Tensor]) -> list[Tensor]:
+        def run() -> None:
+            torch.set_num_threads(self._threads)  # which is a thread's own
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="round", daemon=True).start()
+        return future
+
+    def meet(self, plan: m.Plan) -> None:
         """See `Transport`."""
+        with self._left_on_error():
+            self._group_of(plan)
+
+    def perform(self, plan: m.Plan, key: str, step: Step) -> tuple[Tensor, ...]:
+        """See `Transport`. One collective per group and thread may be in flight, so steps go one after another."""
+        with self._left_on_error():
+            group = self._group_of(plan)
+            if isinstance(step, Gather):
+                gathered: tuple[Tensor, ...] = group.gather(step.message, step.sizes).wait()
+                return gathered
+            if isinstance(step, Swap):
+                return tuple(group.all_to_all(step.parts))
+            pending = group.mean(step.vector, plan.weights) if isinstance(step, Mean) else group.first(step.message)
+            return (pending.wait(),)
+
+    @contextmanager
+    def _left_on_error(self) -> Iterator[None]:
         try:
-            return self._group_of(plan).all_to_all(parts)
+            yield
         except ExchangeError:
             self.close()
             raise
@@ -124,14 +170,6 @@ class RayTransport:
         for name, (_, _, bytes_) in data.items():
             tensor_bytes(state[name]).numpy()[:] = bytes_
         return state
-
-    def _one(self, group: LowCommGroup, plan: m.Plan, op: str, payload: Payload) -> tuple[Tensor, ...]:
-        if payload.combine == "gather":
-            gathered: tuple[Tensor, ...] = group.gather(payload.data, plan.sizes[op]).wait()
-            return gathered
-        pending: Pending
-        pending = group.mean(payload.data, plan.weights) if payload.combine == "mean" else group.first(payload.data)
-        return (pending.wait(),)
 
     def _group_of(self, plan: m.Plan) -> LowCommGroup:
         if self._group is not None and self._generation == plan.generation:

@@ -13,7 +13,7 @@ from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.engine.buffers import BufferSync
 from ray_lowcomm.engine.state import ReplicaState
 from ray_lowcomm.strategies import Strategy
-from ray_lowcomm.transport.local import combine
+from ray_lowcomm.transport.local import outcome
 
 from .cases import Case
 from .fleet import mean_square, regression
@@ -117,7 +117,10 @@ def _combined(payloads: Sequence[Payload], weights: tuple[float, ...]) -> tuple[
     shardings = [payload.sharding for payload in payloads if payload.sharding is not None]
     if not shardings:
         # copies, as an exchange may write over what is averaged
-        return combine([replace(payload, data=payload.data.clone()) for payload in payloads], weights)
+        copies = [replace(payload, data=payload.data.clone()) for payload in payloads]
+        members, sizes = tuple(range(len(copies))), tuple(payload.nbytes for payload in copies)
+        steps = [next(copy.exchange(Seats(members, weights, i), sizes)) for i, copy in enumerate(copies)]
+        return outcome(steps, weights)
     seats = [Seats(tuple(range(len(shardings))), weights, rank) for rank in range(len(shardings))]
     parts = [sharding.cut(seat) for sharding, seat in zip(shardings, seats, strict=True)]
     return tuple(

@@ -131,7 +131,7 @@ def _train(job: Job, context: Context, outcome: Outcome) -> None:
         loss.backward()
         replica.step(loss, tokens=job.tokens(index))
         shared.append(digest_tensors(strategy_of(replica).shared_state().values()))
-        if replica._held is None and replica.rounds > over:  # applied, not only committed
+        if replica._flight is None and replica.rounds > over:  # applied, not only committed
             over = replica.rounds
             buffers.append(digest_tensors(replica._state.buffers.all.values()))
         if job.watch is not None:

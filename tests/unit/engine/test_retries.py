@@ -21,7 +21,7 @@ DENSE = {
 def test_a_failed_attempt_leaves_no_trace(strategy, monkeypatch, tmp_path):
     """Replica 1 finds fault with the first attempt of every round, when all have the mean."""
     plain = Setup(f"{tmp_path}/a", strategy, model=mlp(norm=True)).go()
-    digest, tried = Round._digest, set()
+    digest, tried = Round._history, set()
 
     def fails_at_first(self, plan, parts):
         found = digest(self, plan, parts)
@@ -30,7 +30,7 @@ def test_a_failed_attempt_leaves_no_trace(strategy, monkeypatch, tmp_path):
             raise PayloadError("made up")
         return found
 
-    monkeypatch.setattr(Round, "_digest", fails_at_first)
+    monkeypatch.setattr(Round, "_history", fails_at_first)
     retried = Setup(f"{tmp_path}/b", strategy, model=mlp(norm=True)).go()
     assert retried.summary["rounds_retried"] >= len(tried) == retried.summary["rounds"] > 1
     assert not plain.failure

@@ -150,24 +150,25 @@ def test_the_download_of_sixteen_is_no_larger_than_the_upload(tmp_path):
 
 
 def test_bytes_are_those_that_went_through_the_transport(tmp_path, monkeypatch):
-    moved = {i: dict.fromkeys(("out", "into", "messages"), 0) for i in range(3)}
-    real = LocalLink.all_to_all
+    moved = {i: dict.fromkeys(("out", "into", "messages", "sizes"), 0) for i in range(3)}
+    real = LocalLink.perform
 
-    def counting(link, plan, key, parts):
-        received, rank = real(link, plan, key, parts), plan.rank(link.index)
-        at = moved[link.index]
+    def counting(link, plan, key, step):
+        rank, at, parts = plan.rank(link.index), moved[link.index], step.parts
         at["out"] += sum(len(part) for i, part in enumerate(parts) if i != rank)
-        at["into"] += sum(len(part) for i, part in enumerate(received) if i != rank)
         at["messages"] += len(parts) - 1
+        received = real(link, plan, key, step)
+        at["into"] += sum(len(part) for i, part in enumerate(received) if i != rank)
+        at["sizes"] += len(parts) - 1
         return received
 
-    monkeypatch.setattr(LocalLink, "all_to_all", counting)
+    monkeypatch.setattr(LocalLink, "perform", counting)
     outcome = Setup(str(tmp_path), SHARDED, faults=(Fault("kill", 1, 2, "exchange"),), every=0).go()
     found = outcome.fleet.coordinator.book.totals.bytes
     state = {i: found[i]["wire_up"] - moved[i]["out"] - 8 * moved[i]["messages"] for i in range(3)}
     assert sorted(state.values())[:2] == [0, 0]
     assert max(state.values()) == outcome.summary["state_transfer_bytes"]  # of the donor
-    into = {i: found[i]["wire_down"] - moved[i]["into"] - 8 * moved[i]["messages"] for i in range(3)}
+    into = {i: found[i]["wire_down"] - moved[i]["into"] - 8 * moved[i]["sizes"] for i in range(3)}
     assert into == {0: 0, 1: outcome.summary["state_transfer_bytes"], 2: 0}
     assert {i: found[i]["down"] for i in range(3)} == {i: at["into"] for i, at in moved.items()}
 
@@ -205,22 +206,23 @@ def test_it_learns_about_as_well_as_when_all_is_gathered(tmp_path):
 # ---- what is refused --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", ["parts", "sums"])
-def test_a_damaged_part_is_sent_again_and_changes_nothing(tmp_path, monkeypatch, step):
+@pytest.mark.parametrize("number", [0, 1], ids=["parts", "sums"])
+def test_a_damaged_part_is_sent_again_and_changes_nothing(tmp_path, monkeypatch, number):
     whole = Setup(str(tmp_path / "whole"), SHARDED, every=0).go()
-    real, done = LocalLink.all_to_all, []
+    real, done = LocalLink.perform, []
 
-    def damaging(link, plan, key, parts):
-        received = real(link, plan, key, parts)
-        if plan.round == 1 and link.index == 2 and key.endswith(step) and not done:
+    def damaging(link, plan, key, step):
+        received = real(link, plan, key, step)
+        if plan.round == 1 and link.index == 2 and key.endswith(f"/{number}") and not done:
             done.append(key)
-            received[0] = received[0].clone()
-            received[0][40] ^= 4
+            damaged = received[0].clone()
+            damaged[40] ^= 4
+            return (damaged, *received[1:])
         return received
 
-    monkeypatch.setattr(LocalLink, "all_to_all", damaging)
+    monkeypatch.setattr(LocalLink, "perform", damaging)
     outcome = Setup(str(tmp_path / "damaged"), SHARDED, every=0).go()
-    assert done == [f"params@8/{step}"]
+    assert done == [f"params@8/{number}"]
     assert_whole(outcome)
     (said,) = [text for text in outcome.said("notice") if "exchange failed" in text]
     assert "replica 2: message of replica 0: message of " in said
@@ -242,12 +244,8 @@ class Broken:
     def combine(self, seats, parts):
         raise PayloadError("message of replica 5: nonsense")
 
-    def exchange(self, plan, payloads, begun):
-        begun()
-        return []
-
-    def all_to_all(self, plan, key, parts):
-        return [torch.zeros(9, dtype=torch.uint8)] * len(parts)
+    def perform(self, plan, key, step):
+        return (torch.zeros(9, dtype=torch.uint8),) * len(step.parts)
 
     def close(self):
         self.closed = True
@@ -258,24 +256,24 @@ def test_who_gets_a_bad_part_leaves_the_group_so_that_nobody_waits():
     plan = m.Plan(1, 0, (3, 5), (0.5, 0.5), {"op": (0, 0)}, 60.0)
     attempt = Attempt(broken, plan, 3, [("op", Payload("sharded", torch.empty(0, dtype=torch.uint8), broken))])
     with pytest.raises(PayloadError, match="message of replica 5: nonsense"):
-        attempt.run(lambda: None)
+        attempt.run()
     assert broken.closed
     assert attempt.bytes == {"up": 4, "down": 9, "buffer": 0, "wire_up": 12, "wire_down": 17}
 
 
 def test_what_is_voted_on_are_the_sums(tmp_path):
     """Two owners that send different sums to different replicas would be found out by the votes."""
-    real = LocalLink.all_to_all
+    real = LocalLink.perform
     seen = {}
 
-    def noting(link, plan, key, parts):
-        received = real(link, plan, key, parts)
-        if key.endswith("sums"):
+    def noting(link, plan, key, step):
+        received = real(link, plan, key, step)
+        if key.endswith("/1"):
             seen.setdefault((plan.generation, key), set()).add(digest_tensors(received))
         return received
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(LocalLink, "all_to_all", noting)
+    patch.setattr(LocalLink, "perform", noting)
     with patch.context():
         assert_whole(Setup(str(tmp_path), SHARDED, every=0).go())
     patch.undo()

@@ -38,7 +38,7 @@ def assert_same_end(whole, parts):
     }
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "ddp"])
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in ("ddp", "dct_overlap")])
 @pytest.mark.parametrize("step", [1, 5, 7])
 def test_every_strategy_goes_on_with_the_next_inner_step(tmp_path, variant, step):
     whole = Setup(f"{tmp_path}/whole", VARIANTS[variant], **MODEL).go()
@@ -50,8 +50,8 @@ def test_every_strategy_goes_on_with_the_next_inner_step(tmp_path, variant, step
 def test_when_others_have_arrived_their_round_is_closed_after_the_resume(tmp_path):
     whole = Setup(f"{tmp_path}/whole", VARIANTS["diloco"], **MODEL).go()
     broken = Setup(f"{tmp_path}/broken", VARIANTS["diloco"], **MODEL)
-    first = stopped(broken, 1, 7)
-    assert {index: len(trace) for index, trace in first.trace.items()} == {0: 8, 1: 7, 2: 8}
+    first = stopped(broken, 2, 7)
+    assert {index: len(trace) for index, trace in first.trace.items()} == {0: 8, 1: 8, 2: 7}
     assert_same_end(whole, [first, broken.go(resume=True)])
 
 
@@ -71,7 +71,7 @@ def test_stopped_again_in_the_same_round_and_the_round_after(tmp_path):
     broken = Setup(f"{tmp_path}/broken", strategy, **MODEL)
     parts = [stopped(broken, 0, 5)]
     parts.append(stopped(broken, 0, 1, resume=True))
-    parts.append(stopped(broken, 1, 4, resume=True))
+    parts.append(stopped(broken, 1, 6, resume=True))
     names = whole_checkpoints(Storage(broken.directory))
     assert names == ["round_000001_stop_01", "round_000001_stop_02", "round_000002_stop_01"]
     parts.append(broken.go(resume=True))
@@ -109,10 +109,10 @@ def test_another_number_of_replicas_goes_on(tmp_path, replicas):
 
 def test_a_replica_that_is_dead_is_done_without(tmp_path):
     """It comes back as a joiner, and waits for the next round, when the stop comes."""
-    broken = Setup(f"{tmp_path}/broken", VARIANTS["diloco"], **MODEL, faults=(Fault("kill", 2, 2, "inner"),))
+    broken = Setup(f"{tmp_path}/broken", VARIANTS["diloco"], **MODEL, faults=(Fault("kill", 0, 2, "inner"),))
     stopped(broken, 1, 7)
     manifest = find_newest(Storage(broken.directory)).manifest
-    assert manifest["members"] == [0, 1]
+    assert manifest["members"] == [1, 2]
     resumed = broken.go(resume=True)
     assert resumed.said("ended") == [True]
     assert resumed.records[0]["members"] == [0, 1, 2]

@@ -194,7 +194,7 @@ def test_every_state_of_any_optimizer_is_averaged_as_by_hand(tmp_path, kind: str
     settings = StrategySettings(name=name, **({"inner_steps": 2} if name == "local_adam" else every))
     outcome = run(Job(settings, plain, 2, 4, optimizer=make), tmp_path)
     assert outcome.failure is None
-    assert set(outcome.replicas[0]._moments) == set(names)
+    assert set(outcome.replicas[0]._state.tracks.moments.names) == set(names)
     models, optimizers = _by_hand(make, names, 2)
     for i in range(2):
         tracks = outcome.replicas[i]._state.tracks

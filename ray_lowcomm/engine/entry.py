@@ -1,0 +1,136 @@
+"""How a replica comes into the fleet, and begins again: what it asks for, and what it takes over."""
+
+from dataclasses import dataclass, field
+
+from ray_lowcomm import strategies
+from ray_lowcomm.core import randomness
+from ray_lowcomm.core.errors import ExchangeError, FleetError
+from ray_lowcomm.core.schedule import Schedule
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.duties import Duties
+from ray_lowcomm.engine.faults import FaultInjector
+from ray_lowcomm.engine.loop_parts import Dealt, LoopParts, unsaved_scheduler
+from ray_lowcomm.engine.run_spec import Host, RunSpec, settings_to_agree
+from ray_lowcomm.engine.skipping import Skipping
+from ray_lowcomm.engine.state import ReplicaState
+from ray_lowcomm.engine.watch import unheld
+from ray_lowcomm.engine.work import Work
+
+
+@dataclass
+class Standing:
+    """Where a replica stands. `step` is the nominal step, `round` counts committed rounds, `history` is the digest of
+    all of them, `members` took part in the last one.
+
+    `target` is the nominal step of the next launch, `left` the inner steps up to it; while a round goes on beside them,
+    up to where that is applied. No steps left: the run is over. `planned` were there at first, `taken` are those since
+    the last launch. `overlap`: how much later than launched the next round is applied.
+    """
+
+    incarnation: int = 0
+    step: int = 0
+    round: int = 0
+    history: str = ""
+    members: tuple[int, ...] = ()
+    target: int = 0
+    left: int = 0
+    planned: int = 0
+    taken: int = 0
+    overlap: int = 0
+    stopped: str | None = None
+
+
+@dataclass
+class Entry:
+    """Joins the fleet for one replica, as often as it must."""
+
+    spec: RunSpec
+    host: Host
+    parts: LoopParts
+    state: ReplicaState
+    duties: Duties
+    skipping: Skipping
+    schedule: Schedule
+    faults: FaultInjector
+    work: Work
+    settings: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.settings = settings_to_agree(self.spec, self.state)
+
+    def enter(self, stand: Standing, reason: str, holds: str | None) -> m.Welcome | None:
+        """Join and take over the fleet's state; what was done since the last launch is given up and counted.
+
+        `holds` as in `Join`. Returns what the driver has said, None if the run is over.
+        """
+        while True:
+            answer = self.host.channel.request(self._join(reason, holds))
+            if isinstance(answer, m.Stop):
+                stand.left, stand.stopped = 0, answer.reason
+                return None
+            if not isinstance(answer, m.Welcome):
+                raise FleetError(f"the driver answered {type(answer).__name__} to a replica that joins")
+            self.work.restart()
+            try:
+                self._take_over(stand, answer)
+                return answer
+            except ExchangeError as error:
+                reason, holds = f"the state offered could not be fetched: {error}", None
+
+    def deal(self, dealt: tuple[int, ...]) -> bool:
+        """These replicas share the data from here on; False: the data cannot be shared anew."""
+        data: object = self.parts.data
+        if isinstance(data, Dealt):
+            data.deal(dealt)
+            return True
+        return False
+
+    def _join(self, reason: str, holds: str | None) -> m.Join:
+        return m.Join(
+            member=self.host.member,
+            digest=self.state.digest(),
+            config=self.settings,
+            moments=strategies.moments_of(self.state.tracks),
+            endpoint=self.host.transport.endpoint,
+            remarks=self._remarks(),
+            steps_lost=self.work.steps,
+            reason=reason,
+            holds=holds,
+        )
+
+    def _remarks(self) -> tuple[str, ...]:
+        left = unheld(self.state.tracks)
+        of_strategy = strategies.remarks(self.state.strategy, self.spec.strategy, self.spec.steps)
+        idle, alone = self.state.buffers.idle, unsaved_scheduler(self.parts)
+        return of_strategy + tuple(text for text in (left, idle, alone, *self.parts.remarks) if text)
+
+    def _take_over(self, stand: Standing, welcome: m.Welcome) -> None:
+        stand.incarnation, stand.history = welcome.incarnation, welcome.history
+        stand.round, stand.step = welcome.round, welcome.step
+        stand.planned = stand.left = welcome.inner_steps
+        stand.target = self.schedule.next_step(welcome.step) or welcome.step
+        overlap = self.spec.strategy.overlap_steps
+        stand.overlap = overlap if isinstance(overlap, int) else 0
+        self.faults.fired |= set(welcome.fired)
+        member, seed = self.host.member, self.spec.run.seed
+        randomness.seed_all(randomness.replica_seed(seed, member, welcome.incarnation))
+        self.deal(welcome.dealt)  # before the state, which may be of just these shards
+        if welcome.keep:
+            self.skipping.put_back()
+            self.state.begin_again()
+        elif welcome.state is not None:
+            self.state.load_as_joiner(self.host.transport.fetch(welcome.state))
+        elif welcome.restore is not None:
+            self.duties.restore(welcome.restore, welcome.manifest or {}, welcome.dealt)
+            self._go_on_between(stand)
+        self.skipping.keep()
+        self.skipping.taken()
+        if self.parts.data is not None:
+            self.parts.data.load(welcome.positions)
+
+    def _go_on_between(self, stand: Standing) -> None:
+        """Some of the round's inner steps may have been done before the run was stopped, or more of them are left where
+        its last round was applied early."""
+        beyond = self.work.beyond
+        stand.left = max(0, stand.planned - beyond)
+        stand.step = stand.step + beyond if stand.left else stand.target
