@@ -216,7 +216,7 @@ class LocalFleet:
         self.coordinator.handle(request, self.clock)
         # what is noted is so at once, also beside an answer that is waited for
         noted = [a for i, a in self.coordinator.outbox if i == index and isinstance(a, m.Noted)]
-        self.coordinator.outbox = [(i, a) for i, a in self.coordinator.outbox if not isinstance(a, m.Noted)]
+        self.coordinator.outbox[:] = [(i, a) for i, a in self.coordinator.outbox if not isinstance(a, m.Noted)]
         self._deliver()
         return Later(lambda: noted[0]) if noted else Later(lambda: self._answer(me))
 

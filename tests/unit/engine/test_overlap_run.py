@@ -1,0 +1,127 @@
+"""Rounds that are exchanged beside the inner steps: what is kept whatever happens between launch and apply."""
+
+import pytest
+
+from ray_lowcomm.core.errors import PayloadError
+from ray_lowcomm.core.settings import Fault
+from ray_lowcomm.engine.round import Round
+
+from .local_run import Setup, mlp
+
+H, ROUNDS = 4, 4
+OVERLAPPED = {
+    "topk": {"name": "topk_diloco", "inner_steps": H, "chunk_size": 4, "topk": 3, "overlap_steps": 2},
+    "dct_all": {"name": "dct_momentum", "inner_steps": H, "chunk_size": 4, "topk": 3, "overlap_steps": H},
+    "sparse_buffer": {"name": "sparse_loco", "inner_steps": H, "chunk_size": 4, "topk": 3, "overlap_steps": 1},
+    "diloco": {"name": "diloco", "inner_steps": H, "overlap_steps": 3},
+    "desloc": {
+        "name": "desloc",
+        "param_period": H,
+        "exp_avg_period": H,
+        "exp_avg_sq_period": 2 * H,
+        "overlap_steps": 2,
+    },
+}
+every_strategy = pytest.mark.parametrize("strategy", OVERLAPPED.values(), ids=OVERLAPPED)
+
+
+def run(directory, strategy, resume=False, stop_at=None, **more):
+    setup = Setup(str(directory), strategy, steps=H * ROUNDS, model=mlp(norm=True), **more)
+    return setup.go(resume=resume, stop_at=stop_at)
+
+
+def assert_agrees(outcome, rounds=ROUNDS):
+    """Nobody failed, all rounds were committed, and all replicas hold the same shared state."""
+    assert outcome.failure is None
+    assert outcome.summary["rounds"] == rounds
+    assert len(set(outcome.summary["state_digests"].values())) == 1
+    assert None not in outcome.summary["state_digests"].values()
+
+
+@every_strategy
+def test_each_step_is_counted_once(tmp_path, strategy):
+    outcome = run(tmp_path, strategy, every=0)
+    assert_agrees(outcome)
+    assert outcome.summary["inner_steps"] == 3 * H * ROUNDS
+    assert outcome.summary["lost_inner_steps"] == 0
+    assert {i: len(trace) for i, trace in outcome.trace.items()} == dict.fromkeys(range(3), H * ROUNDS)
+    assert [record["step"] for record in outcome.records] == [4, 8, 12, 16]
+    assert outcome.summary["tokens"] == 8 * 3 * H * ROUNDS
+
+
+@every_strategy
+def test_what_is_sent_again_is_what_was_launched(tmp_path, monkeypatch, strategy):
+    """Inner steps were taken between the two attempts."""
+    plain = run(tmp_path / "plain", strategy)
+    history, tried = Round._history, set()
+
+    def fails_at_first(self, plan, parts):
+        found = history(self, plan, parts)
+        if self.seat.member == 1 and plan.round not in tried:
+            tried.add(plan.round)
+            raise PayloadError("made up")
+        return found
+
+    monkeypatch.setattr(Round, "_history", fails_at_first)
+    retried = run(tmp_path / "retried", strategy)
+    assert retried.summary["rounds_retried"] == len(tried) == ROUNDS
+    assert_agrees(retried)
+    assert [retried.state(i) for i in range(3)] == [plain.state(i) for i in range(3)]
+    assert retried.trace == plain.trace
+
+
+@every_strategy
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("phase", ["inner", "launched", "exchange", "voted", "ready"])
+def test_a_kill_in_any_phase(tmp_path, strategy, phase, victim):
+    outcome = run(tmp_path, strategy, faults=(Fault("kill", victim, 2, phase),))
+    assert_agrees(outcome)
+    assert outcome.summary["members_lost"] == 1
+    assert (victim in outcome.records[1]["members"]) == (phase in ("voted", "ready"))
+    assert outcome.records[3]["members"] == [0, 1, 2]
+    for survivor in {0, 1, 2} - {victim}:  # no step of theirs is lost, and none is taken twice
+        steps = [step for step, _, _ in outcome.trace[survivor]]
+        assert steps == list(range(H * ROUNDS))
+    counted = outcome.summary["inner_steps"] + outcome.summary["lost_inner_steps"]
+    taken = sum(map(len, outcome.trace.values()))
+    # steps of the victim that it died with are known to nobody beyond what it was told to take
+    assert taken - H <= counted <= taken + H
+
+
+@every_strategy
+def test_a_replica_that_is_not_finite_sits_out_and_keeps_nothing_of_it(tmp_path, strategy):
+    outcome = run(tmp_path, strategy, faults=(Fault("nan", 1, 2, "inner"),))
+    assert_agrees(outcome)
+    assert outcome.summary["nonfinite_rejected"] == 1
+    assert outcome.records[1]["members"] == [0, 2]
+    assert outcome.records[3]["members"] == [0, 1, 2]
+
+
+@every_strategy
+@pytest.mark.parametrize("at", [(0, 5), (1, 7), (2, 5), (2, 9)])
+def test_a_stop_and_a_resume_lose_no_step_and_take_none_twice(tmp_path, strategy, at):
+    first = run(tmp_path, strategy, stop_at=at)
+    assert first.said("ended") == [False]
+    second = run(tmp_path, strategy, resume=True)
+    assert_agrees(second)
+    assert second.summary["inner_steps"] == 3 * H * ROUNDS
+    assert second.summary["lost_inner_steps"] == 0
+    for index in range(3):
+        taken = len(first.trace[index]) + len(second.trace[index])
+        assert taken == H * ROUNDS
+        assert second.data[index].positions == {index: 8 * H * ROUNDS}
+
+
+@every_strategy
+@pytest.mark.parametrize("after", [2, 3])  # the record of a round is there before its checkpoint
+def test_a_killed_job_goes_on_to_the_bit(tmp_path, strategy, after):
+    whole = run(tmp_path / "whole", strategy)
+    broken = Setup(str(tmp_path / "broken"), strategy, steps=H * ROUNDS, model=mlp(norm=True))
+    killed = broken.go(kill_after=after)
+    resumed = broken.go(resume=True)
+    assert killed.killed
+    assert_agrees(resumed)
+    assert [resumed.state(i) for i in range(3)] == [whole.state(i) for i in range(3)]
+    for index in range(3):
+        begun = resumed.trace[index][0][0]
+        assert resumed.trace[index] == [line for line in whole.trace[index] if line[0] >= begun]
