@@ -132,7 +132,7 @@ class Book:
             self.totals.train_loss = record["loss"]
         self.totals.metrics.update({name: value for name, value in record.items() if name not in TAKEN})
         self._count_residual_lost(where.round, sum(vote.residual_lost for vote in votes))
-        for kind in ("compute_s", "exchange_s", "wait_s"):
+        for kind in ("compute_s", "exchange_s", "wait_s", "outer_s", "blocked_s"):
             setattr(self.totals, kind, getattr(self.totals, kind) + record[kind])
         self._close_moved()
         return record

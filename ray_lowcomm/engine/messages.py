@@ -87,7 +87,6 @@ class Arrival:
     problem: str = ""
     skipped: int = 0
     metrics: dict[str, float] = field(default_factory=dict)  # of the user's own, means over this round
-    blocked_s: float = 0.0  # that inner steps have waited for an exchange beside them
 
 
 @dataclass(frozen=True)
@@ -114,8 +113,10 @@ class Plan:
 class Vote:
     """Received whole and valid (`ok`), or not and why. `digest` covers the committed history and what was received.
 
-    `outer_s`: seconds of the outer step's computation so far: applying the round before, proposals, digests, checks.
-    `residual_lost`: numbers of an owners' residual that nobody holds any more, in this member's shards.
+    Seconds: `exchange_s` of this attempt, `wait_s` until its plan came; and, since the vote before, those in which no
+    inner step was taken: `outer_s` for the outer step's computation (applying the round before, proposals; where
+    nothing is exchanged beside inner steps digests and checks, too), `blocked_s` for waiting. `residual_lost`: numbers
+    of an owners' residual that nobody holds any more, in this member's shards.
     """
 
     member: int
@@ -127,6 +128,7 @@ class Vote:
     exchange_s: float = 0.0
     wait_s: float = 0.0
     outer_s: float = 0.0
+    blocked_s: float = 0.0
     bytes: Bytes = field(default_factory=dict)
     residual_lost: int = 0
 

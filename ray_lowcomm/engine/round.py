@@ -77,7 +77,7 @@ class Round:
         self._open: list[tuple[SyncOp, Proposal]] = []
         self._pending: Pending[Outcome] | None = None
         self._arrival: m.Arrival | None = None
-        self._outer_s = 0.0
+        self._outer_s = self._blocked_s = 0.0
 
     def launch(self, ops: Sequence[SyncOp], work: Work, positions: dict[int, int], problem: str = "") -> None:
         """Propose all ops and begin; `work` is counted from here on.
@@ -90,6 +90,7 @@ class Round:
         self.work = work.take_out()
         self._arrival = self._arrived(began - self.work.since, positions, problem)
         self._outer_s = self.work.outer_s + time.perf_counter() - began
+        self._blocked_s = self.work.blocked_s
         if self.apply_at > self.launched_at:
             self._pending = self.parties.transport.beside(self._run)
 
@@ -144,7 +145,6 @@ class Round:
             problem=problem,
             skipped=work.skipped,
             metrics=reported.means(work.own_metrics),
-            blocked_s=work.blocked_s,
         )
 
     def _discard(self) -> None:
@@ -195,6 +195,7 @@ class Round:
             problem = str(error)
         if self.apply_at == self.launched_at:  # nothing was trained meanwhile
             self._outer_s += checks_s
+            self._blocked_s += wait_s + exchange_s
         vote = m.Vote(
             member=self.seat.member,
             incarnation=self.seat.incarnation,
@@ -205,6 +206,7 @@ class Round:
             exchange_s=exchange_s,
             wait_s=wait_s,
             outer_s=self._outer_s,
+            blocked_s=self._blocked_s,
             bytes=attempt.bytes,
             residual_lost=attempt.residual_lost,
         )

@@ -16,11 +16,12 @@ class Totals:
 
     `bytes_up` and `bytes_down` are sums over its rounds, each of the replica with most in that round; `bytes` is by
     member; both with all attempts. Times are in seconds, means over the members of a round, summed over committed
-    rounds. `most_members` took part in one round; `replicas_joined` counts starts of a replica in mid-run,
-    `replicas_left` those that left in order before the end. `lost_residual` counts numbers of an owners' residual
-    (`strategy.combine: sharded`) that were gone with who held them. `rejected` is by replica: rejected rounds
-    (something was not finite), and how many in a row; `skipped_steps` are inner steps not taken for that reason.
-    `metrics` are the last values of the user's own.
+    rounds: `exchange_s` and `wait_s` as long as they took, `compute_s` in inner steps, `outer_s` and `blocked_s` in
+    between, in the outer step's computation and waiting. `most_members` took part in one round; `replicas_joined`
+    counts starts of a replica in mid-run, `replicas_left` those that left in order before the end. `lost_residual`
+    counts numbers of an owners' residual (`strategy.combine: sharded`) that were gone with who held them. `rejected` is
+    by replica: rejected rounds (something was not finite), and how many in a row; `skipped_steps` are inner steps not
+    taken for that reason. `metrics` are the last values of the user's own.
     """
 
     inner_steps: int = 0
@@ -33,6 +34,8 @@ class Totals:
     compute_s: float = 0.0
     exchange_s: float = 0.0
     wait_s: float = 0.0
+    outer_s: float = 0.0
+    blocked_s: float = 0.0
     wall_s: float = 0.0
     members_lost: int = 0
     most_members: int = 0
@@ -85,7 +88,7 @@ class Totals:
     def summary(self) -> dict[str, Any]:
         """The numeric fields of summary.json."""
         up, down = self.bytes_up, self.bytes_down
-        busy = self.compute_s + self.exchange_s + self.wait_s
+        all_s = self.compute_s + self.outer_s + self.blocked_s
         return {
             "inner_steps": self.inner_steps,
             "tokens": self.tokens,
@@ -105,8 +108,10 @@ class Totals:
             "compute_s": round(self.compute_s, 3),
             "exchange_s": round(self.exchange_s, 3),
             "wait_s": round(self.wait_s, 3),
+            "outer_s": round(self.outer_s, 3),
+            "blocked_s": round(self.blocked_s, 3),
             "wall_s": round(self.wall_s, 3),
-            "utilisation": round(self.compute_s / busy, 4) if busy else None,
+            "utilisation": round(self.compute_s / all_s, 4) if all_s else None,
             "members_lost": self.members_lost,
             "replicas_joined": self.replicas_joined,
             "replicas_left": self.replicas_left,
@@ -125,11 +130,10 @@ def round_record(
     """A line of rounds.jsonl. `position` is (round, step, generation); `moved` are the members' bytes in this round.
 
     Loss is the mean over replicas with the weights of the parameters' mean, times are plain means, bytes those of the
-    replica with most in this round. `outer_s` are
-    the seconds of the outer step's computation: proposals, digests and checks of this round, and, as a round is applied
-    after its record is made, applying the one before; of it only digests and checks of what was received are not in
-    `compute_s`, too. Spread is the root mean square, over replicas, of the L2 distance between a replica's parameters
-    and the shared ones after this round.
+    replica with most in this round. `compute_s` are the seconds in inner steps; `outer_s` and `blocked_s` as in `Vote`:
+    as a round is applied after its record is made, they are of applying the one before, and of waiting for it where it
+    was exchanged beside inner steps. Spread is the root mean square, over replicas, of the L2 distance between a
+    replica's parameters and the shared ones after this round.
     """
     weights = weights_of(arrivals)
     own = combined((arrival.metrics, weight) for arrival, weight in zip(arrivals, weights, strict=True))
@@ -150,6 +154,7 @@ def round_record(
         "exchange_s": _mean([v.exchange_s for v in votes]),
         "wait_s": _mean([v.wait_s for v in votes]),
         "outer_s": _mean([v.outer_s for v in votes]),
+        "blocked_s": _mean([v.blocked_s for v in votes]),
         "retries": retries,
         "skipped_steps": sum(a.skipped for a in arrivals),
         "spread": spread,

@@ -194,9 +194,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
     sizes = ("bytes_up", "bytes_down", "wire_bytes_up", "wire_bytes_down")
     shown = {name: size(summary[name]) for name in sizes if summary.get(name) is not None}
-    times = {
-        n: seconds(summary[n]) for n in ("wall_s", "compute_s", "exchange_s", "wait_s") if summary.get(n) is not None
-    }
+    times = {n: seconds(summary[n]) for n in ("wall_s", *_TIMES) if summary.get(n) is not None}
     row("status", "{status}", "status")
     row("rounds", "{rounds} of {strategy}, {replicas} replicas", "rounds", "strategy", "replicas")
     row("training loss", "{train_loss:.4f}", "train_loss")
@@ -229,7 +227,7 @@ def _compared(ratio: float) -> str:
     return f"{ratio:.1f} times less" if ratio >= 1 else f"{1 / ratio:.1f} times more"
 
 
-_TIMES = {"compute_s": "computing", "exchange_s": "exchanging", "wait_s": "waiting"}
+_TIMES = {"compute_s": "in inner steps", "outer_s": "in outer steps", "blocked_s": "waiting for the exchange"}
 
 
 def number(value: float | None) -> str:

@@ -65,7 +65,7 @@ class Outcome:
     @property
     def records(self):
         """Without what depends on the clock or on how often groups were formed."""
-        timed = ("compute_s", "exchange_s", "wait_s", "outer_s", "generation")
+        timed = ("compute_s", "exchange_s", "wait_s", "outer_s", "blocked_s", "generation")
         return [{k: v for k, v in record.items() if k not in timed} for record in self.said("record")]
 
     def state(self, index):

@@ -51,7 +51,7 @@ def assert_same_continuation(directory, strategy, dies_after, saved_every=1, **s
         assert resumed.state(index) == whole.state(index)
         assert resumed.trace[index] == [line for line in whole.trace[index] if line[0] >= begun]
         assert resumed.data[index].positions == whole.data[index].positions
-    timeless = ("compute_s", "exchange_s", "wait_s", "wall_s", "utilisation")
+    timeless = ("compute_s", "exchange_s", "wait_s", "outer_s", "blocked_s", "wall_s", "utilisation")
     assert {k: v for k, v in resumed.summary.items() if k not in timeless} == {
         k: v for k, v in whole.summary.items() if k not in timeless
     }

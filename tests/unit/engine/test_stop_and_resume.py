@@ -13,7 +13,7 @@ from ray_lowcomm.transport.local import LocalFleet
 from .local_run import Setup, mlp
 from .test_resume import VARIANTS
 
-UNTIMED = ("compute_s", "exchange_s", "wait_s", "wall_s", "utilisation")
+UNTIMED = ("compute_s", "exchange_s", "wait_s", "outer_s", "blocked_s", "wall_s", "utilisation")
 MODEL = {"model": mlp(dropout=0.3, norm=True), "replicas": 3, "every": 0, "eval_every": 2}
 
 

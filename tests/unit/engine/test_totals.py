@@ -13,7 +13,7 @@ from .desk import ROUNDS, SIZE, Desk, H
 
 RECORD_KEYS = {
     *("round", "step", "generation", "members", "loss", "val_loss", "bytes_up", "bytes_down"),
-    *("compute_s", "exchange_s", "wait_s", "outer_s", "retries", "skipped_steps", "spread"),
+    *("compute_s", "exchange_s", "wait_s", "outer_s", "blocked_s", "retries", "skipped_steps", "spread"),
 }
 
 
@@ -134,7 +134,8 @@ def test_with_one_replica_nothing_is_sent_and_compression_is_null():
 
 
 def test_utilisation_is_the_share_of_computing():
-    totals = Totals(compute_s=8.0, exchange_s=1.5, wait_s=0.5)
+    # what was exchanged beside inner steps took longer than anybody waited for it
+    totals = Totals(compute_s=8.0, exchange_s=5.5, wait_s=0.5, outer_s=0.5, blocked_s=1.5)
     assert totals.summary()["utilisation"] == 0.8
     assert Totals().summary()["utilisation"] is None
 
