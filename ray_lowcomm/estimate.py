@@ -41,7 +41,7 @@ PIECES_IN_FLIGHT = 4  # of a vector that is being averaged
 class Message:
     """A payload without its values: `numel` elements of `dtype`, in shards of so many if it is cut into such.
 
-    `whole`: of coded messages, elements in chunks of which all is sent.
+    `whole`: of those in shards, elements in chunks of which all is sent.
     """
 
     track: str
@@ -161,16 +161,21 @@ def run_cost(config: TrainConfig, sizes: ModelSizes) -> RunCost:
 
 def _room(layout: Layout, messages: list[Message], world: int) -> int:
     """Bytes of vectors and messages in a round: a mean takes the place of what was to be averaged; for packed messages
-    one vector does for all of them, and all that are received are there. Chunks that are sent whole are copied for it,
-    and unpacked, a byte an element. An evaluation, too, takes a vector."""
+    one vector does for all of them, and all that are received are there. Where messages are sent in shards chunks that
+    are sent whole are copied, and each owner adds two vectors of its shard. An evaluation, too, takes a vector."""
     dense = sum(message.payload.nbytes for message in messages if message.combine == "mean")
     packed = sum(message.numel for message in messages if message.combine != "mean")
     whole = sum(message.whole for message in messages)
-    unpacked = whole * layout.dtype.itemsize + whole * (world + 1)
+    owned = 2 * layout.nbytes // world if any(message.shards for message in messages) else 0
     in_flight = (
         PIECES_IN_FLIGHT * min(layout.numel, exchanged_at_once(layout.numel)) * layout.dtype.itemsize if dense else 0
     )
-    return max(layout.nbytes, dense + in_flight + (layout.nbytes + (world + 1) * packed + unpacked if packed else 0))
+    return max(
+        layout.nbytes,
+        dense
+        + in_flight
+        + (layout.nbytes + (world + 1) * packed + whole * layout.dtype.itemsize + owned if packed else 0),
+    )
 
 
 class _Shapes(Tracks):
@@ -201,7 +206,7 @@ def _message(strategy: Strategy, track: str, world: int) -> Message:
         shards = tuple(shard.nbytes for shard in strategy.combiner.shards(world))
         return Message(track, "sharded", sum(shards), torch.uint8, shards, _whole(strategy))
     if isinstance(strategy, Gathered):  # to encode would need values
-        return Message(track, "gather", strategy.codec.nbytes, torch.uint8, whole=_whole(strategy))
+        return Message(track, "gather", strategy.codec.nbytes, torch.uint8)
     proposal = strategy.propose(SyncOp(track, 1, 1))
     strategy.discard(proposal.id)
     return Message.of(track, proposal.payload)

@@ -7,6 +7,7 @@ is worked on at once: few enough elements to stay in a processor's cache.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -123,6 +124,18 @@ class Group:
                 held.append(piece)
         return [*slabs, self._slab(held)] if held else slabs
 
+    def part(self, start: int, stop: int) -> Slab:
+        """The chunks [start, stop), wherever that cuts rectangles."""
+        held: list[Block] = []
+        for block in self.blocks[bisect_right(self._starts, start) - 1 : bisect_right(self._starts, stop - 1)]:
+            a, b = max(start - block.start, 0), min(stop - block.start, block.count)
+            held.extend(_within(block, self.shape, a, b))
+        return Slab(self.shape, start, stop, tuple(held))
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [block.start for block in self.blocks]
+
     @cached_property
     def places(self) -> Places:
         """Where the chunks are."""
@@ -217,15 +230,26 @@ def _cuts(size: int, side: int) -> list[tuple[int, int, int]]:
 
 def _pieces(block: Block, shape: Shape, chunks: int) -> Iterator[Block]:
     """A rectangle in parts of at most `chunks` chunks: several rows of chunks each, or parts of one row."""
-    rows, columns = shape if len(shape) == 2 else (1, shape[0])
     down = max(1, chunks // block.across)
     across = min(chunks, block.across)
     for top in range(0, block.down, down):
         for left in range(0, block.across, across):
-            yield replace(
-                block,
-                offset=block.offset + top * rows * block.width + left * columns,
-                down=min(down, block.down - top),
-                across=min(across, block.across - left),
-                start=block.start + top * block.across + left,
-            )
+            yield _rectangle(block, shape, (top, left), (min(down, block.down - top), min(across, block.across - left)))
+
+
+def _within(block: Block, shape: Shape, start: int, stop: int) -> Iterator[Block]:
+    """The chunks [start, stop) of a rectangle: whole rows of chunks, and parts of one row."""
+    while start < stop:
+        top, left = divmod(start, block.across)
+        down = (stop - start) // block.across if left == 0 else 0
+        size = (down, block.across) if down else (1, min(block.across - left, stop - start))
+        yield _rectangle(block, shape, (top, left), size)
+        start += size[0] * size[1]
+
+
+def _rectangle(block: Block, shape: Shape, at: tuple[int, int], size: tuple[int, int]) -> Block:
+    """The part of a rectangle of that size (down, across) in chunks, from chunk `at` (row, column) on."""
+    rows, columns = shape if len(shape) == 2 else (1, shape[0])
+    (top, left), (down, across) = at, size
+    offset = block.offset + top * rows * block.width + left * columns
+    return replace(block, offset=offset, down=down, across=across, start=block.start + top * block.across + left)

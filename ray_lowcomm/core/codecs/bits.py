@@ -64,6 +64,38 @@ def unpack(packed: Tensor, width: int, count: int) -> Tensor:
     return word.view(torch.uint8)[:count]
 
 
+def unpack_from(packed: Tensor, width: int, first: int, count: int) -> Tensor:
+    """Numbers [first, first + count) of a packed stream of 8, 4, 2 or 1 bits a number, uint8."""
+    at, before = divmod(first, 8 // width)
+    return unpack(packed[at : at + packed_size(before + count, width)], width, before + count)[before:]
+
+
+class Packer:
+    """Packs `count` numbers of 8, 4, 2 or 1 bits that come in pieces; `data` is then what `pack` makes of all."""
+
+    def __init__(self, count: int, width: int, device: torch.device | str) -> None:
+        self.data = torch.empty(packed_size(count, width), dtype=torch.uint8, device=device)
+        self._width, self._at = width, 0
+        self._rest = self.data.new_empty(0)  # numbers that fill no byte yet
+
+    def add(self, numbers: Tensor) -> None:
+        """The next numbers, uint8 [m]."""
+        numbers = torch.cat([self._rest, numbers]) if len(self._rest) else numbers
+        whole = len(numbers) - len(numbers) % (8 // self._width)
+        self._put(numbers[:whole])
+        self._rest = numbers[whole:].clone()
+
+    def end(self) -> Tensor:
+        """All of it, uint8 [packed_size]."""
+        self._put(self._rest)
+        return self.data
+
+    def _put(self, numbers: Tensor) -> None:
+        size = packed_size(len(numbers), self._width)
+        self.data[self._at : self._at + size] = pack(numbers, self._width)
+        self._at += size
+
+
 def padding_is_zero(packed: Tensor, width: int, count: int) -> bool:
     """Whether the bits that fill up the last byte are all zero."""
     rest = width % 8 * count % 8

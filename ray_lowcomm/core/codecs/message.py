@@ -30,11 +30,13 @@ def seal(identity: Identity, count: int, streams: Sequence[Tensor]) -> Tensor:
     """A message, uint8 [bytes] on the CPU. `count` is the format's own: see `ray_lowcomm.core.codecs.topk`."""
     # where one stream is on a GPU all go there first, so that one copy brings them back
     device = next((s.device for s in streams if s.device.type == "cuda"), torch.device("cpu"))
-    body = to_host(torch.cat([torch.empty(0, dtype=torch.uint8, device=device), *(s.to(device) for s in streams)]))
+    room = torch.zeros(HEADER.size, dtype=torch.uint8, device=device)
+    message = to_host(torch.cat([room, *(s.to(device) for s in streams)]))
     fields = (MAGIC, VERSION, identity.value_bits, identity.flags, identity.digest)
-    checksum = _checksum(HEADER.pack(*fields, 0, count), body)
+    checksum = _checksum(HEADER.pack(*fields, 0, count), message[HEADER.size :])
     header = bytearray(HEADER.pack(*fields, checksum, count))
-    return torch.cat([torch.frombuffer(header, dtype=torch.uint8), body])
+    message[: HEADER.size] = torch.frombuffer(header, dtype=torch.uint8)
+    return message
 
 
 def unseal(message: Tensor, identity: Identity) -> tuple[int, Tensor]:

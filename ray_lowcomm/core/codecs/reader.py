@@ -35,12 +35,16 @@ class Reader:
         """The next `count` values of `dtype`, copied: a view at an odd offset cannot be read as wider ones."""
         return self.take(count * dtype.itemsize, what).clone().view(dtype)
 
-    def numbers(self, count: int, width: int, what: str) -> Tensor:
-        """The next `count` packed numbers of `width` bits."""
+    def packed(self, count: int, width: int, what: str) -> Tensor:
+        """The next `count` numbers of `width` bits as they are packed, as a view."""
         packed = self.take(packed_size(count, width), what)
         if not padding_is_zero(packed, width, count):
             raise PayloadError(f"{what} end in bits that mean nothing")
-        return unpack(packed, width, count)
+        return packed
+
+    def numbers(self, count: int, width: int, what: str) -> Tensor:
+        """The next `count` packed numbers of `width` bits."""
+        return unpack(self.packed(count, width, what), width, count)
 
     def end(self) -> None:
         """PayloadError unless all has been read."""

@@ -5,6 +5,7 @@ Work goes piece by piece, so that what is between two steps stays in a processor
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,23 +17,42 @@ TURNS = 3  # of Lloyd's algorithm
 PIECE = 1 << 18  # values that are rounded at once
 
 
-def _pieces(values: Tensor) -> Iterator[slice]:
+class Rows(Protocol):
+    """Values [count, k] of the chunks of a group: a tensor, or what makes a part of it when that is asked for."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """(count, k)."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where parts are."""
+        ...
+
+    def __getitem__(self, rows: slice, /) -> Tensor:
+        """Values of these chunks, [rows, k]; do not write to it."""
+        ...
+
+
+def pieces(shape: Sequence[int]) -> Iterator[slice]:
     """Rows of [count, k], a piece at a time."""
-    rows = max(1, PIECE // max(1, values.shape[1]))
-    for start in range(0, len(values), rows):
-        yield slice(start, start + rows)
+    rows = max(1, PIECE // max(1, shape[1]))
+    for start in range(0, shape[0], rows):
+        yield slice(start, min(start + rows, shape[0]))
 
 
 # ---- tables -------------------------------------------------------------------------------------------------------
 
 
-def table(values: Sequence[Tensor], units: Units, form: ValueFormat) -> Tensor:
+def table(values: Sequence[Rows], units: Units, form: ValueFormat) -> Tensor:
     """Numbers to be sent for each unit, float64 [units, table_width], on the CPU."""
     if form.bits > 2 or form.rounding == "stochastic":
         largest = torch.zeros(units.count, dtype=torch.float64)
         for part, unit in zip(values, units.of_chunk, strict=True):
-            for piece in _pieces(part):
-                top = torch.maximum(part[piece].amax(1), part[piece].amin(1).neg())
+            for piece in pieces(part.shape):
+                rows = part[piece]
+                top = torch.maximum(rows.amax(1), rows.amin(1).neg())
                 largest.scatter_reduce_(0, unit[piece], top.cpu().double(), "amax")
         if form.bits > 2:
             return largest.unsqueeze(1)
@@ -43,7 +63,7 @@ def table(values: Sequence[Tensor], units: Units, form: ValueFormat) -> Tensor:
     return mean.unsqueeze(1) if form.bits == 1 else _two_levels(values, units, (total, number))
 
 
-def _two_levels(values: Sequence[Tensor], units: Units, whole: tuple[Tensor, Tensor]) -> Tensor:
+def _two_levels(values: Sequence[Rows], units: Units, whole: tuple[Tensor, Tensor]) -> Tensor:
     """Means of the smaller and of the larger magnitudes of each unit, split half-way between the two means."""
     total, number = whole
     split = total / number.clamp(min=1)
@@ -58,7 +78,7 @@ def _two_levels(values: Sequence[Tensor], units: Units, whole: tuple[Tensor, Ten
     return torch.stack([low, high], 1)
 
 
-def _sums(values: Sequence[Tensor], units: Units, split: Tensor | None) -> tuple[Tensor, Tensor]:
+def _sums(values: Sequence[Rows], units: Units, split: Tensor | None) -> tuple[Tensor, Tensor]:
     """Sum and number of the magnitudes of each unit, float64 [units]; of those above the unit's `split` if given.
 
     Chunk by chunk on the values' device, then over a unit's chunks on the CPU, so that the order of additions is fixed.
@@ -66,12 +86,12 @@ def _sums(values: Sequence[Tensor], units: Units, split: Tensor | None) -> tuple
     total = torch.zeros(units.count, dtype=torch.float64)
     number = torch.zeros(units.count, dtype=torch.float64)
     for part, unit in zip(values, units.of_chunk, strict=True):
-        for piece in _pieces(part):
+        for piece in pieces(part.shape):
             magnitude = part[piece].abs()
             if split is None:
                 counts = torch.full((len(magnitude),), float(magnitude.shape[1]), dtype=torch.float64)
             else:
-                above = magnitude > split[unit[piece]].to(part.device, part.dtype).unsqueeze(1)
+                above = magnitude > split[unit[piece]].to(part.device, magnitude.dtype).unsqueeze(1)
                 magnitude = magnitude.mul_(above)
                 counts = above.sum(1, dtype=torch.float64).cpu()
             total.index_add_(0, unit[piece], magnitude.sum(1, dtype=torch.float64).cpu())
@@ -82,23 +102,27 @@ def _sums(values: Sequence[Tensor], units: Units, split: Tensor | None) -> tuple
 # ---- rounding -----------------------------------------------------------------------------------------------------
 
 
-def numbers(values: Tensor, dtype: torch.dtype, noise: str | None) -> Tensor:
-    """Values as numbers of `dtype`; with `noise`, the key of random numbers, to bfloat16 stochastically."""
-    if dtype != torch.bfloat16 or noise is None:
-        return values.to(dtype)
-    # a bfloat16 is the upper half of a float32: what is added to the lower half carries as often as it should
-    words = values.to(torch.float32).contiguous().view(torch.int32)
-    random = (uniform(noise, words.numel(), values.device) * 2.0**16).to(torch.int32).view_as(words)
-    return (words + random).bitwise_and_(-65536).view(torch.float32).to(torch.bfloat16)
+def numbers(values: Rows, dtype: torch.dtype, noise: str | None) -> Iterator[Tensor]:
+    """Values as numbers of `dtype`, piece by piece; with `noise`, the key of random numbers, to bfloat16
+    stochastically."""
+    for piece in pieces(values.shape):
+        part = values[piece]
+        if dtype != torch.bfloat16 or noise is None:
+            yield part.to(dtype)
+            continue
+        # a bfloat16 is the upper half of a float32: what is added to the lower half carries as often as it should
+        words = part.to(torch.float32).contiguous().view(torch.int32)
+        random = uniform(noise, words.numel(), words.device, piece.start * values.shape[1])
+        added = words + (random * 2.0**16).to(torch.int32).view_as(words)
+        yield added.bitwise_and_(-65536).view(torch.float32).to(torch.bfloat16)
 
 
-def codes(values: Tensor, rows: Tensor, form: ValueFormat, noise: str | None) -> Tensor:
-    """Codes uint8 [count, k] of values [count, k], with the tables [count, table_width] as receivers have them.
+def codes(values: Rows, rows: Tensor, form: ValueFormat, noise: str | None) -> Iterator[Tensor]:
+    """Codes uint8 of values [count, k], piece by piece, with the tables [count, table_width] as receivers have them.
 
     `noise` is the key of the random numbers for stochastic rounding.
     """
-    made = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
-    for piece in _pieces(values):
+    for piece in pieces(values.shape):
         part, row = values[piece], rows[piece]
         random = None
         if noise is not None:
@@ -106,14 +130,13 @@ def codes(values: Tensor, rows: Tensor, form: ValueFormat, noise: str | None) ->
         magnitude, negative = part.abs(), part < 0
         few = form.bits <= 2
         index = _level(magnitude, negative, row, random) if few else _on_grid(magnitude, row, form, random)
-        made[piece] = index.to(torch.uint8).add_(negative.to(torch.uint8) << (form.bits - 1))
-    return made
+        yield index.to(torch.uint8).add_(negative.to(torch.uint8) << (form.bits - 1))
 
 
 def decoded(codes: Tensor, rows: Tensor, form: ValueFormat) -> Tensor:
     """Values of codes [count, k] with tables [count, table_width]."""
     values = torch.empty(codes.shape, dtype=rows.dtype, device=codes.device)
-    for piece in _pieces(codes):
+    for piece in pieces(codes.shape):
         values[piece] = _decoded(codes[piece], rows[piece], form)
     return values
 

@@ -30,8 +30,9 @@ from ray_lowcomm.core.codecs import golomb, values
 from ray_lowcomm.core.codecs.formats import Units
 from ray_lowcomm.core.codecs.message import HEADER, Identity, seal, unseal
 from ray_lowcomm.core.codecs.reader import Reader
+from ray_lowcomm.core.codecs.rounding import pieces
 from ray_lowcomm.core.codecs.select import largest
-from ray_lowcomm.core.codecs.topk import SLAB, Cut, Kept, Reduce, TopK
+from ray_lowcomm.core.codecs.topk import SLAB, Cut, Kept, Reduce, TopK, accumulate
 from ray_lowcomm.core.codecs.values import Values
 from ray_lowcomm.core.digest import digest_text, tensor_bytes
 from ray_lowcomm.core.errors import PayloadError
@@ -184,19 +185,13 @@ class Ranges:
         """The contents of the messages of all shards, in order, as that of one message of the whole track."""
         cuts, form = self.codec.cuts, self.codec.form
         indices: list[list[Tensor]] = [[] for _ in cuts]
-        numbers: list[list[Tensor]] = [[] for _ in cuts]
-        rows: list[list[Tensor]] = [[] for _ in cuts]
+        numbers: list[list[tuple[Values, int]]] = [[] for _ in cuts]
         for shard, kept in zip(shards, contents, strict=True):
             for i, piece in enumerate(shard.pieces):
-                numbers[piece.number].append(kept.values.parts[i])
+                numbers[piece.number].append((kept.values, i))
                 if (found := kept.indices[i]) is not None:
                     indices[piece.number].append(found)
-                if form.coded:
-                    rows[piece.number].append(kept.values.rows[i])
-        dtype = self.codec.plan.layout.dtype
-        table = torch.empty(0, dtype=dtype, device=self.codec.device)  # that of one message: there are several
-        parts = tuple(torch.cat(part) for part in numbers)
-        whole = Values(form, dtype, parts, table, tuple(torch.cat(row) for row in rows) if form.coded else ())
+        whole = values.joined(numbers, form, self.codec.plan.layout.dtype)
         return Kept(tuple(torch.cat(i) if cut.sparse else None for i, cut in zip(indices, cuts, strict=True)), whole)
 
 
@@ -282,18 +277,14 @@ class Shard:
         """Coefficients [size]: the weighted mean of messages, added in the given order, as in `TopK.decode_mean`."""
         total = torch.zeros(self.size, dtype=self.codec.plan.layout.dtype, device=self.codec.device)
         for i, piece in enumerate(self.pieces):
-            rows = self._rows(total, piece)
-            senders = torch.zeros_like(rows) if reduce == "senders" and self._cut(piece).sparse else None
-            for message, weight in zip(messages, weights, strict=True):
-                decoded, indices = message.decode(i), message.indices[i]
-                if indices is None:
-                    rows.add_(decoded, alpha=weight)
-                    continue
-                rows.scatter_add_(1, indices, decoded * weight)
+            whole = self._rows(total, piece)
+            for part in pieces(whole.shape):
+                rows = whole[part]
+                senders = torch.zeros_like(rows) if reduce == "senders" and self._cut(piece).sparse else None
+                for message, weight in zip(messages, weights, strict=True):
+                    accumulate(rows, senders, message, (i, part), weight)
                 if senders is not None:
-                    senders.scatter_add_(1, indices, torch.full_like(decoded, weight))
-            if senders is not None:
-                rows.div_(senders.clamp_(min=torch.finfo(senders.dtype).tiny))  # 0 / tiny where nobody has sent
+                    rows.div_(senders.clamp_(min=torch.finfo(senders.dtype).tiny))  # 0 / tiny where nobody has sent
         return total
 
     def compress(self, total: Tensor, key: str) -> tuple[Tensor, Kept]:
@@ -310,7 +301,7 @@ class Shard:
                 if not all_finite(rows):
                     raise PayloadError("the sum of the messages overflows")
                 chosen.append(None)
-                numbers.append(rows.clone())
+                numbers.append(rows)
                 continue
             limit = max(1, SLAB["cpu" if rows.device.type == "cpu" else "cuda"] // cut.group.elements)
             parts = [
@@ -320,8 +311,12 @@ class Shard:
             numbers.append(rows.gather(1, indices))
         message, kept = self.encode(chosen, numbers, key)
         for i, piece in enumerate(self.pieces):
-            rows, decoded, at = self._rows(total, piece), kept.decode(i), kept.indices[i]
-            rows.sub_(decoded) if at is None else rows.scatter_add_(1, at, -decoded)
+            rows, at = self._rows(total, piece), kept.indices[i]
+            if at is not None:
+                rows.scatter_add_(1, at, -kept.decode(i))
+                continue
+            for part in pieces(rows.shape):
+                rows[part].sub_(kept.decode(i, part.start, part.stop))
         return message, kept
 
     def _cut(self, piece: Piece) -> Cut:

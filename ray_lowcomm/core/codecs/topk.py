@@ -39,6 +39,7 @@ from ray_lowcomm.core.codecs import golomb, values
 from ray_lowcomm.core.codecs.formats import Units, ValueFormat
 from ray_lowcomm.core.codecs.message import HEADER, Identity, seal, unseal
 from ray_lowcomm.core.codecs.reader import Reader
+from ray_lowcomm.core.codecs.rounding import Rows, pieces
 from ray_lowcomm.core.codecs.select import largest
 from ray_lowcomm.core.codecs.slabs import Task, each
 from ray_lowcomm.core.codecs.values import Values
@@ -52,6 +53,7 @@ Reduce = Literal["replicas", "senders"]
 SLAB = {"cpu": 1 << 18, "cuda": 1 << 23}  # elements worked on at once: a processor's cache; many for a GPU
 
 
+Part = Slab | slice  # chunks from its `start` to its `stop`
 RAW = ValueFormat()
 NOT_FINITE = "the values to be sent are not all finite"
 
@@ -63,6 +65,28 @@ class Cut:
     group: Group
     kept: int
     sparse: bool
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """The chunks of a group in `flat` [n], contiguous, as rows [count, elements], copied when they are asked for."""
+
+    group: Group
+    flat: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(count, elements)."""
+        return self.group.count, self.group.elements
+
+    @property
+    def device(self) -> torch.device:
+        """That of `flat`."""
+        return self.flat.device
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        start, stop, _ = rows.indices(self.group.count)
+        return self.group.part(start, stop).gather(self.flat).view(stop - start, -1)
 
 
 @dataclass(frozen=True)
@@ -95,18 +119,25 @@ class Kept:
 class Encoded:
     """A message uint8 [bytes] on the CPU, what it holds, and, group by group, the values before they were rounded.
 
-    `rest`: sum of squares of all that was not chosen.
+    `rest`: sum of squares of all that was not chosen. `values` of groups that are sent whole are those of what was
+    encoded, which must not change as long as they are used.
     """
 
     message: Tensor
     kept: Kept
-    values: tuple[Tensor, ...]
+    values: tuple[Rows, ...]
     rest: float
 
     def distance(self) -> float:
         """L2 distance between what was to be sent and what receivers read (a DCT changes no distance)."""
-        squares = (float((v - self.kept.decode(i)).norm()) ** 2 for i, v in enumerate(self.values))
-        return math.sqrt(self.rest + sum(squares))
+        return math.sqrt(self.rest + sum(self._square(i) for i in range(len(self.values))))
+
+    def _square(self, group: int) -> float:
+        found = self.values[group]
+        if self.kept.indices[group] is not None:
+            return float((found[:] - self.kept.decode(group)).norm()) ** 2
+        parts = ((found[piece], self.kept.decode(group, piece.start, piece.stop)) for piece in pieces(found.shape))
+        return sum(float((part - decoded).norm()) ** 2 for part, decoded in parts)
 
 
 @dataclass(frozen=True)
@@ -205,14 +236,17 @@ class TopK:
         Raises:
             PayloadError: a value is not finite (top-k would pick NaN first), or would not be once rounded or decoded.
         """
-        chosen, parts, rest = self.choose(flat)
+        chosen, parts, rest = self._choose(flat)
         coded = values.encode(parts, self.units, self.form, f"{self.seed}/{key}", self.plan.layout.dtype)
         kept = Kept(chosen, coded)
         self._check_decoded(kept, "the values to be sent overflow when they are decoded")
         sets = golomb.encode([i for i in chosen if i is not None], [c.group.elements for c in self.cuts if c.sparse])
         moduli = torch.tensor(sets.moduli, dtype=torch.uint8)
         streams = [moduli, *coded.streams(), *sets.streams, sets.unary]
-        return Encoded(seal(self._identity, sets.unary_bits, streams), kept, tuple(parts), rest)
+        message = seal(self._identity, sets.unary_bits, streams)
+        if message.device == coded.data.device:  # one copy of them is enough
+            kept = Kept(chosen, coded.within(message, HEADER.size + len(moduli)))
+        return Encoded(message, kept, tuple(parts), rest)
 
     def parse(self, message: Tensor) -> Kept:
         """The content of a message, after every check.
@@ -256,7 +290,7 @@ class TopK:
             if reduce == "senders" and self.cuts[number].sparse:
                 senders = _rows(room[3], slab).zero_()
             for message, weight in zip(messages, weights, strict=True):
-                _accumulate(total, senders, message, (number, slab), weight)
+                accumulate(total, senders, message, (number, slab), weight)
             if senders is not None:
                 total.div_(senders.clamp_(min=torch.finfo(senders.dtype).tiny))  # 0 / tiny where nobody has sent
             slab.scatter(self._elements(number, slab, total, room[1:3]), flat)
@@ -271,7 +305,7 @@ class TopK:
 
         def add(number: int, slab: Slab, room: Tensor) -> None:
             total = _rows(room[0], slab).zero_()
-            _accumulate(total, None, kept, (number, slab), 1.0)
+            accumulate(total, None, kept, (number, slab), 1.0)
             slab.add(self._elements(number, slab, total, room[1:3]), flat, weight)
 
         whole = [task for task in self._tasks if not (scattered and self.cuts[task[0]].sparse)]
@@ -302,6 +336,11 @@ class TopK:
         Raises:
             PayloadError: as `encode`.
         """
+        chosen, parts, rest = self._choose(flat)
+        return chosen, [part[:] for part in parts], rest
+
+    def _choose(self, flat: Tensor) -> tuple[tuple[Tensor | None, ...], list[Rows], float]:
+        """As `choose`; what is sent whole is still in `flat` alone."""
         transform = self.transform and not self.spectral
 
         def pick(number: int, slab: Slab, room: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -321,16 +360,18 @@ class TopK:
             for number in range(len(self.cuts))
         }
         chosen: list[Tensor | None] = []
-        parts = []
+        parts: list[Rows] = []
         for number, cut in enumerate(self.cuts):
             if cut.sparse:
-                indices, part = (torch.cat(pieces) for pieces in zip(*of_group[number], strict=True))
+                indices, part = (torch.cat(found) for found in zip(*of_group[number], strict=True))
                 chosen.append(indices)
-            else:
-                part = cut.group.whole.gather(flat).view(cut.group.count, -1)
-                _must_be_finite(part)
-                chosen.append(None)
-            parts.append(part)
+                parts.append(part)
+                continue
+            whole = Chunks(cut.group, flat)
+            for piece in pieces(whole.shape):
+                _must_be_finite(whole[piece])
+            chosen.append(None)
+            parts.append(whole)
         return tuple(chosen), parts, sum(rest for _, _, rest in found)
 
     def _check_decoded(self, kept: Kept, problem: str) -> None:
@@ -348,15 +389,15 @@ def _rows(room: Tensor, slab: Slab) -> Tensor:
     return room[: chunks * math.prod(slab.shape)].view(chunks, -1)
 
 
-def _accumulate(total: Tensor, senders: Tensor | None, kept: Kept, part: tuple[int, Slab], weight: float) -> None:
-    """Add a message's share of a slab to `total`, and its weight to `senders`, both [chunks, elements]."""
-    number, slab = part
-    decoded, indices = kept.decode(number, slab.start, slab.stop), kept.indices[number]
+def accumulate(total: Tensor, senders: Tensor | None, kept: Kept, part: tuple[int, Part], weight: float) -> None:
+    """Add a message's share of chunks of a group to `total`, and its weight to `senders`, both [chunks, elements]."""
+    number, chunks = part
+    decoded, indices = kept.decode(number, chunks.start, chunks.stop), kept.indices[number]
     if indices is None:
         total.add_(decoded, alpha=weight)
         return
     # an index occurs once in a chunk, so there is one order of additions, on a GPU, too
-    indices = indices[slab.start : slab.stop]
+    indices = indices[chunks.start : chunks.stop]
     total.scatter_add_(1, indices, decoded * weight)
     if senders is not None:
         senders.scatter_add_(1, indices, torch.full_like(decoded, weight))

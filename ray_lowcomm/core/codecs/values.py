@@ -17,16 +17,19 @@ follow from the largest magnitude, m and m/3. Its random numbers are a hash of t
 position.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
 
 from ray_lowcomm.core.codecs import rounding
-from ray_lowcomm.core.codecs.bits import pack
+from ray_lowcomm.core.codecs.bits import Packer, unpack_from
 from ray_lowcomm.core.codecs.formats import Units, ValueFormat
 from ray_lowcomm.core.codecs.reader import Reader
+from ray_lowcomm.core.codecs.rounding import Rows, pieces
 from ray_lowcomm.core.digest import tensor_bytes
 from ray_lowcomm.core.errors import PayloadError
 from ray_lowcomm.core.guards import all_finite
@@ -34,37 +37,56 @@ from ray_lowcomm.core.guards import all_finite
 
 @dataclass(frozen=True)
 class Values:
-    """The values of a message as sent: for each group codes (uint8) or numbers [count, k].
+    """The values of a message as sent: `data`, uint8, is the stream of those of all groups, of `shapes` (count, k).
 
-    `table` [units, …] is what is sent for the units, `rows` [count, …] what of it each chunk of a group has.
+    They are taken from there a part at a time: unpacked, or decoded, those of a dense message would be as long as the
+    model. `table` [units, …] is what is sent for the units, `rows` [count, …] what of it each chunk of a group has.
     """
 
     format: ValueFormat
     dtype: torch.dtype
-    parts: tuple[Tensor, ...]
+    shapes: tuple[tuple[int, int], ...]
+    data: Tensor
     table: Tensor
     rows: tuple[Tensor, ...]
 
     def decode(self, group: int, start: int = 0, stop: int | None = None) -> Tensor:
         """What receivers read for chunks [start, stop) of a group: [stop − start, k], in the layout's dtype.
 
-        May be the sent numbers themselves: do not write to it.
+        Do not write to it.
         """
-        part = self.parts[group][start:stop]
+        part = self.sent(group, start, stop)
         if not self.format.coded:
             return part.to(self.dtype)
         return rounding.decoded(part, self.rows[group][start:stop], self.format)
 
+    def sent(self, group: int, start: int = 0, stop: int | None = None) -> Tensor:
+        """Codes (uint8) or numbers of chunks [start, stop) of a group: [stop − start, k]."""
+        count, k = self.shapes[group]
+        start, stop, _ = slice(start, stop).indices(count)
+        first, number = self._first[group] + start * k, (stop - start) * k
+        if self.format.coded:
+            return unpack_from(self.data, self.format.bits, first, number).view(-1, k)
+        dtype = self.format.number_dtype(self.dtype)
+        part = self.data[first * dtype.itemsize : (first + number) * dtype.itemsize]
+        return part.clone().view(dtype).view(-1, k)  # a view at an odd offset cannot be read as wider numbers
+
     def streams(self) -> list[Tensor]:
         """The bytes to be sent: the table, then all values."""
-        if not self.format.coded:
-            return [tensor_bytes(part) for part in self.parts]
-        codes = [part.view(-1) for part in self.parts]
-        packed = pack(torch.cat(codes), self.format.bits) if codes else torch.empty(0, dtype=torch.uint8)
-        return [tensor_bytes(self.table.to(self.format.table_dtype)), packed]
+        return [tensor_bytes(self.table.to(self.format.table_dtype)), self.data] if self.format.coded else [self.data]
+
+    def within(self, message: Tensor, before: int) -> "Values":
+        """The same with its `data` those of the message that it was sent in, behind `before` bytes and the table."""
+        at = before + sum(stream.numel() for stream in self.streams()[:-1])
+        return replace(self, data=message[at : at + len(self.data)])
+
+    @cached_property
+    def _first(self) -> list[int]:
+        """Values before those of each group."""
+        return [0, *accumulate(count * k for count, k in self.shapes)]
 
 
-def encode(values: Sequence[Tensor], units: Units, form: ValueFormat, key: str, dtype: torch.dtype) -> Values:
+def encode(values: Sequence[Rows], units: Units, form: ValueFormat, key: str, dtype: torch.dtype) -> Values:
     """Round `values`, [count, k] of each group; `key` is of the random numbers for stochastic rounding.
 
     Raises:
@@ -72,17 +94,17 @@ def encode(values: Sequence[Tensor], units: Units, form: ValueFormat, key: str, 
     """
     device = values[0].device if values else torch.device("cpu")
     keys = [f"{key}/{i}" if form.rounding == "stochastic" else None for i in range(len(values))]
+    shapes = [(part.shape[0], part.shape[1]) for part in values]
     if form.coded:
         table = rounding.table(values, units, form).to(form.table_dtype).to(device, dtype)
+        _check_sent(table)
         rows = _rows(table, units)
-        parts = tuple(rounding.codes(v, r, form, k) for v, r, k in zip(values, rows, keys, strict=True))
+        parts = [rounding.codes(v, r, form, k) for v, r, k in zip(values, rows, keys, strict=True)]
     else:
         table, rows = torch.empty(0, dtype=dtype, device=device), ()
-        number = form.number_dtype(dtype)
-        parts = tuple(rounding.numbers(v, number, k) for v, k in zip(values, keys, strict=True))
-    if not all(map(all_finite, [table] if form.coded else parts)):
-        raise PayloadError("the values to be sent overflow when they are rounded")
-    return Values(form, dtype, parts, table, rows)
+        parts = [rounding.numbers(v, form.number_dtype(dtype), k) for v, k in zip(values, keys, strict=True)]
+    data = _stream(chain.from_iterable(parts), shapes, form, dtype, device)
+    return Values(form, dtype, tuple(shapes), data, table, rows)
 
 
 def read(
@@ -93,20 +115,59 @@ def read(
     Raises:
         PayloadError: a value or table that no sender makes.
     """
-    counts = [count * k for count, k in shapes]
+    number = sum(count * k for count, k in shapes)
     if form.coded:
         table = reader.values(units.count * form.table_width, form.table_dtype, "the tables of the values").to(dtype)
         if not all_finite(table) or bool((table < 0).any()):
             raise PayloadError("a table of the values has what is not finite or negative")
         table = table.view(units.count, form.table_width)
-        flat, rows = reader.numbers(sum(counts), form.bits, "the values"), _rows(table, units)
-    else:
-        table, rows = torch.empty(0, dtype=dtype, device=reader.device), ()
-        flat = reader.values(sum(counts), form.number_dtype(dtype), "the values")
-        if not all_finite(flat):
+        data, rows = reader.packed(number, form.bits, "the values"), _rows(table, units)
+        return Values(form, dtype, tuple(shapes), data, table, rows)
+    table = torch.empty(0, dtype=dtype, device=reader.device)
+    data = reader.take(number * form.number_dtype(dtype).itemsize, "the values")
+    found = Values(form, dtype, tuple(shapes), data, table, ())
+    for group, shape in enumerate(shapes):
+        if not all(all_finite(found.sent(group, piece.start, piece.stop)) for piece in pieces(shape)):
             raise PayloadError("a value in the message is not finite")
-    parts = tuple(part.view(shape) for part, shape in zip(torch.split(flat, counts), shapes, strict=True))
-    return Values(form, dtype, parts, table, rows)
+    return found
+
+
+def joined(groups: Sequence[Sequence[tuple[Values, int]]], form: ValueFormat, dtype: torch.dtype) -> Values:
+    """Values whose groups each consist of these groups (by number) of others, in order."""
+    device = groups[0][0][0].data.device if groups else torch.device("cpu")
+    parts = [part for group in groups for part in group]
+    shapes = [(sum(values.shapes[i][0] for values, i in group), group[0][0].shapes[group[0][1]][1]) for group in groups]
+    sent = (values.sent(i, piece.start, piece.stop) for values, i in parts for piece in pieces(values.shapes[i]))
+    data = _stream(sent, shapes, form, dtype, device)
+    rows = tuple(torch.cat([values.rows[i] for values, i in group]) for group in groups) if form.coded else ()
+    # a table is that of one message, and there are several
+    return Values(form, dtype, tuple(shapes), data, torch.empty(0, dtype=dtype, device=device), rows)
+
+
+def _stream(
+    parts: Iterator[Tensor],
+    shapes: Sequence[tuple[int, int]],
+    form: ValueFormat,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """What is sent, uint8, for codes or numbers that come in pieces."""
+    number = sum(count * k for count, k in shapes)
+    if form.coded:
+        packer = Packer(number, form.bits, device)
+        for part in parts:
+            packer.add(part.reshape(-1))
+        return packer.end()
+    packer = Packer(number * form.number_dtype(dtype).itemsize, 8, device)
+    for part in parts:
+        _check_sent(part)
+        packer.add(part.reshape(-1).view(torch.uint8))
+    return packer.end()
+
+
+def _check_sent(part: Tensor) -> None:
+    if not all_finite(part):
+        raise PayloadError("the values to be sent overflow when they are rounded")
 
 
 def _rows(table: Tensor, units: Units) -> tuple[Tensor, ...]:

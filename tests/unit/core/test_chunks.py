@@ -28,6 +28,7 @@ def check_cut(plan: ChunkPlan) -> None:
         _check_positions(group, batch)
     for limit in (1, 50, 10**9) if plan.layout.numel < 2000 else (5000, 10**9):
         _check_slabs(plan, flat, limit)
+        _check_parts(plan, flat, limit)
 
 
 def _check_positions(group: Group, batch: torch.Tensor) -> None:
@@ -52,6 +53,15 @@ def _check_slabs(plan: ChunkPlan, flat: torch.Tensor, limit: int) -> None:
             slab.add(part, sums, 2.0)
     assert torch.equal(back, flat)
     assert torch.equal(sums, 1 + 2 * flat)
+
+
+def _check_parts(plan: ChunkPlan, flat: torch.Tensor, limit: int) -> None:
+    """Parts that begin and end anywhere, also in the middle of a row of chunks."""
+    for group in plan.groups:
+        whole = group.whole.gather(flat)
+        for start in range(0, group.count, max(1, group.count // 5)):
+            for stop in {start + 1, min(group.count, start + limit), group.count}:
+                assert torch.equal(group.part(start, stop).gather(flat), whole[start:stop])
 
 
 @pytest.mark.parametrize("cut", CUTS)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ray_lowcomm.core.codecs.bits import pack, packed_size, padding_is_zero, unpack
+from ray_lowcomm.core.codecs.bits import Packer, pack, packed_size, padding_is_zero, unpack, unpack_from
 
 
 def _planes(numbers: list[int], width: int) -> bytes:
@@ -35,3 +35,23 @@ def test_bits_that_fill_up_the_last_byte_are_seen() -> None:
         assert not padding_is_zero(packed | 1 << bit, 2, 3)
     assert padding_is_zero(packed | 1 << 5, 2, 3)
     assert padding_is_zero(torch.tensor([255], dtype=torch.uint8), 2, 4)  # nothing is filled up
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_pieces_of_any_length_are_packed_as_all_at_once(width: int) -> None:
+    random = np.random.Generator(np.random.PCG64(width))
+    numbers = torch.from_numpy(random.integers(0, 1 << width, 203, dtype=np.uint8))
+    packer = Packer(203, width, "cpu")
+    for piece in torch.split(numbers, [1, 0, 2, 5, 64, 3, 100, 28]):
+        packer.add(piece)
+    assert torch.equal(packer.end(), pack(numbers, width))
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_a_part_is_unpacked_wherever_it_begins(width: int) -> None:
+    random = np.random.Generator(np.random.PCG64(width))
+    numbers = torch.from_numpy(random.integers(0, 1 << width, 41, dtype=np.uint8))
+    packed = pack(numbers, width)
+    for first in range(41):
+        for stop in {first, first + 1, (first + 41) // 2, 41}:
+            assert torch.equal(unpack_from(packed, width, first, stop - first), numbers[first:stop])

@@ -8,11 +8,12 @@ import scipy.fft
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ray_lowcomm.core.chunks import ChunkPlan
 from ray_lowcomm.core.codecs.formats import ValueFormat
 from ray_lowcomm.core.codecs.message import HEADER
-from ray_lowcomm.core.codecs.topk import Kept, TopK, kept_per_chunk
+from ray_lowcomm.core.codecs.topk import SLAB, Kept, TopK, kept_per_chunk
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.layout import Layout
 
@@ -318,3 +319,50 @@ def test_a_gpu_reads_what_the_cpu_writes_and_the_other_way_round(form: ValueForm
         message, _ = encode(sender, there_flat)
         there, here = decode(gpu, message).cpu(), decode(cpu, message)
         torch.testing.assert_close(there, here, rtol=1e-5, atol=1e-5)
+
+
+# ---- memory -------------------------------------------------------------------------------------------------------
+
+
+class Largest(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that an operation makes."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, (list, tuple)) else [made]:
+            if isinstance(one, torch.Tensor) and not one._is_view():
+                self.nbytes = max(self.nbytes, one.numel() * one.element_size())
+        return made
+
+
+@pytest.fixture
+def one_thread():
+    """A mode of dispatch is a thread's own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("form", [ValueFormat(4), ValueFormat(8), ValueFormat(2, "linear", "stochastic")], ids=form_id)
+def test_what_is_sent_whole_is_rounded_and_decoded_a_part_at_a_time(form: ValueFormat) -> None:
+    count = 1 << 23
+    layout = Layout(("a", "b"), ((2048, 4095), (count - 2048 * 4095,)), torch.float32)
+    one = TopK(ChunkPlan.runs(layout, 4096), lambda elements: elements, False, form, table_per_chunk=True)
+    flat, out = values(count), torch.empty(count)
+    with Largest() as encoding:
+        encoded = one.encode(flat, "op")
+    with Largest() as decoding:
+        parsed = one.parse(encoded.message)
+        one.decode_mean([encoded.kept, parsed], [0.5, 0.5], out=out)
+    most = max(len(encoded.message), 5 * SLAB["cpu"] * 4)  # room for five slabs
+    assert encoding.nbytes <= most
+    assert decoding.nbytes <= most
+    assert most < 4 * count / 3
+    for kept in (encoded.kept, parsed):  # as it came, and not once more
+        assert kept.values.data.untyped_storage().data_ptr() == encoded.message.untyped_storage().data_ptr()
+    assert torch.equal(out, one.decode_mean([parsed], [1.0]))
+    assert encoded.distance() == pytest.approx(float((flat - out).double().norm()), rel=1e-5)
