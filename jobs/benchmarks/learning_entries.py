@@ -28,6 +28,19 @@ STEP = {"outer_optimizer": "nesterov", "outer_lr": 0.5, "outer_momentum": 0.3}
 TOPK = {"name": "topk_diloco", "inner_steps": 8}
 DCT = {"name": "dct_momentum", "inner_steps": 8}
 
+BESIDE = ("topk_diloco", "dct_momentum", "diloco")
+
+
+def _beside(name: str) -> tuple[Entry, ...]:
+    """Blocking, applied half a round later, and in four parts of which each is applied an eighth of a round later."""
+    given = {"name": name, "inner_steps": 16} | ({"outer_lr": 0.7, "outer_momentum": 0.7} if name == "diloco" else {})
+    return (
+        Entry(f"{name}_blocking", given),
+        Entry(f"{name}_overlap", {**given, "overlap_steps": 8}),
+        Entry(f"{name}_fragments", {**given, "fragments": 4, "overlap_steps": 2}),
+    )
+
+
 ENTRIES = (
     Entry("ddp", {"name": "ddp"}),
     Entry("local_sgd", {"name": "local_sgd", "inner_steps": 8}),
@@ -48,6 +61,7 @@ ENTRIES = (
             "codec": {"params": {"topk": 64, "value_bits": 1, "reduce": "senders"}, "default": {"topk": 64}},
         },
     ),
+    *(entry for name in BESIDE for entry in _beside(name)),
 )
 
 CLAIMS = (
@@ -55,4 +69,9 @@ CLAIMS = (
     Claim("topk_diloco_default", "diloco_tuned", worse_by=0.01, fewer_bytes=60),
     Claim("topk_diloco_k1000", "diloco_tuned", worse_by=0.03, fewer_bytes=120),
     Claim("dct_momentum_k64_2bit", "dct_momentum_k64", worse_by=0.005, fewer_bytes=1),
+    *(
+        Claim(f"{name}_{how}", f"{name}_blocking", worse_by=0.005, fewer_bytes=0.9)
+        for name in BESIDE
+        for how in ("overlap", "fragments")
+    ),
 )
