@@ -110,6 +110,7 @@ def _begin(fleet: FleetState, members: list[Member], holders: list[Member]) -> N
     member's initial weights."""
     fleet.started = True
     fleet.dealt = deal(fleet, members)
+    fleet.give_overlap()
     fleet.waits.closed()
     fleet.rejected.out.clear()
     first = min(holders or members, key=lambda member: member.index)
@@ -140,6 +141,5 @@ def _go_back(fleet: FleetState, rejected: bool) -> None:
 
 def _welcome(fleet: FleetState, member: Member, state: Any = None, keep: bool = False, **duties: Any) -> None:
     member.state, member.arrival, member.vote, member.donor = MemberState.TRAINING, None, None, None
-    member.planned = fleet.steps_to_next()
-    answer = answers.welcome(member, fleet.where, fleet.plan, fleet.book, fleet.dealt, state, keep)
-    fleet.answer(member.index, replace(answer, **duties))
+    member.planned = max(0, fleet.steps_to_next() - fleet.where.late)  # it begins where the last round is applied
+    fleet.answer(member.index, replace(answers.welcome(fleet, member, state, keep), **duties))

@@ -1,10 +1,13 @@
 """What all replicas of a run must have alike, and the schedule that follows from it."""
 
+from collections.abc import Sequence
+
 from ray_lowcomm import strategies
 from ray_lowcomm.core.schedule import Schedule, SyncOp
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import RunPlan
 
+PARAMETER_TRACKS = ("params", "grads")  # what `dense_bytes` counts
 # saved state means nothing under another one of these
 STATE_DEPENDS_ON = frozenset(
     ("strategy.name", "strategy.variant", "strategy.residual", "inner.optimizer", "optimizer.moments")
@@ -48,21 +51,29 @@ class Agreement:
         fatal = [text for name, text in texts.items() if name in STATE_DEPENDS_ON]
         return "; ".join(fatal), "; ".join(text for name, text in texts.items() if name not in STATE_DEPENDS_ON)
 
-    @property
-    def dense_bytes(self) -> int:
-        """Bytes of a dense message of all trainable parameters."""
-        return int(self.settings["model.dense_bytes"])
+    def dense_bytes(self, ops: Sequence[SyncOp]) -> int:
+        """Bytes of dense messages of the parameters, or of those fragments of them, that `ops` synchronise."""
+        whole, parts = int(self.settings["model.dense_bytes"]), self._plan.strategy.fragments or 1
+        sent = {op.fragment for op in ops if op.track in PARAMETER_TRACKS}
+        return whole if None in sent else whole * len(sent) // parts
 
-    def next_launch(self, step: int) -> tuple[int, tuple[SyncOp, ...]]:
-        """(nominal step, ops) of the round that follows `step`."""
-        launch = self._known().next_step(step) or self._plan.total
-        overlap = self._plan.strategy.overlap_steps
-        return launch, self._known().ops(launch, overlap if isinstance(overlap, int) else 0)
+    def next_launch(self, launched: int) -> int | None:
+        """Nominal step at which the round after the one launched at `launched` is; None after the last."""
+        return self._known().next_step(launched)
 
-    def steps_to_next(self, step: int) -> int:
-        """Nominal inner steps from `step` to the next launch; 0 after the last."""
-        following = self._known().next_step(step)
-        return 0 if following is None else following - step
+    def steps_to_next(self, launched: int) -> int:
+        """Nominal inner steps from that launch to the next one; 0 after the last."""
+        following = self.next_launch(launched)
+        return 0 if following is None else following - launched
+
+    def next_ops(self, launched: int, overlap: int) -> tuple[SyncOp, ...]:
+        """Ops of that next round, which is applied `overlap` steps after its launch."""
+        return self._known().ops(self.next_launch(launched) or self._plan.total, overlap)
+
+    def most_overlap(self, launched: int) -> int:
+        """Steps from that next launch to the one after it, beside which its exchange may be; 0 where it is the last."""
+        following = self.next_launch(launched)
+        return 0 if following is None else self.steps_to_next(following)
 
     def _known(self) -> Schedule:
         assert self._schedule is not None, "nobody has joined yet"

@@ -4,23 +4,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from ray_lowcomm.engine import messages as m
-from ray_lowcomm.engine.book import Book, Position, RunPlan
+from ray_lowcomm.engine.book import Position
+from ray_lowcomm.engine.fleet_state import FleetState
 from ray_lowcomm.engine.membership import Exchange, Member, weights_of
 
 
-def welcome(
-    member: Member, where: Position, plan: RunPlan, book: Book, dealt: tuple[int, ...], state: Any, keep: bool
-) -> m.Welcome:
+def welcome(fleet: FleetState, member: Member, state: Any, keep: bool) -> m.Welcome:
     """A member's start: from a peer's `state`, with `keep` from the shared state it holds, else from the plan's
     checkpoint, else with what it has."""
+    where, plan, book = fleet.where, fleet.plan, fleet.book
     restores = state is None and not keep and plan.restore is not None
     return m.Welcome(
         incarnation=member.incarnation,
         round=where.round,
         step=where.step,
         inner_steps=member.planned,
+        launch=fleet.agreement.next_launch(where.launched),
+        overlap=where.overlap,
         positions=dict(book.data_positions),
-        dealt=dealt,
+        dealt=fleet.dealt,
         state=state,
         restore=plan.restore if restores else None,
         manifest=plan.restored if restores else None,

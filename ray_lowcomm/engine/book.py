@@ -1,10 +1,9 @@
 """What the coordinator writes down: records, bytes, checkpoints in the making. No decisions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.membership import Exchange, Member
@@ -13,7 +12,6 @@ from ray_lowcomm.engine.totals import Totals, most, round_record
 
 FORMAT = 2  # of manifests, and of the state beside them
 FOLDER, SHARED = "checkpoints", "shared.safetensors"
-PARAMETER_TRACKS = ("params", "grads")  # what `dense_bytes` counts
 
 
 def checkpoint_folder(number: int, stop: int = 0) -> str:
@@ -49,12 +47,20 @@ class Event:
 
 @dataclass
 class Position:
-    """Where a run stands after its last committed round; `history` is the digest of all commits."""
+    """Where a run stands after its last committed round: launched at nominal step `launched`, applied at `step`.
+    `history` is the digest of all commits; `overlap` is how much later than launched the next round is applied."""
 
     round: int = 0
     step: int = 0
     generation: int = 0
     history: str = ""
+    launched: int = 0
+    overlap: int = 0
+
+    @property
+    def late(self) -> int:
+        """Steps from the launch of the last round to where it is applied."""
+        return self.step - self.launched
 
 
 @dataclass
@@ -113,9 +119,7 @@ class Book:
         self.totals.count_bytes(donor, {"wire_up": nbytes})
         self.totals.count_bytes(joiner, {"wire_down": nbytes})
 
-    def commit(
-        self, where: Position, step: int, arrivals: list[m.Arrival], votes: list[m.Vote], retries: int
-    ) -> dict[str, Any]:
+    def commit(self, where: Position, arrivals: list[m.Arrival], votes: list[m.Vote], retries: int) -> dict[str, Any]:
         """Count a committed round; returns its record."""
         self.flush(None)
         self.totals.most_members = max(self.totals.most_members, len(arrivals))
@@ -127,7 +131,8 @@ class Book:
             if arrival.steps:
                 self.totals.count_accepted(arrival.member)
         moved = list(self._moved.values())
-        record = round_record((where.round, step, where.generation), arrivals, votes, moved, retries)
+        place = where.round, where.launched, where.generation
+        record = round_record(place, arrivals, votes, moved, retries) | {"overlap_steps": where.late}
         if record["loss"] is not None:
             self.totals.train_loss = record["loss"]
         self.totals.metrics.update({name: value for name, value in record.items() if name not in TAKEN})
@@ -156,11 +161,6 @@ class Book:
             exchange.owed += member.counted  # lost only if the exchange fails
         else:
             self.totals.lost_inner_steps += member.counted
-
-    def count_dense(self, launched: Sequence[SyncOp], members: int, dense_bytes: int) -> None:
-        """Count what a dense synchronisation of so many members would have sent."""
-        if members > 1 and any(op.track in PARAMETER_TRACKS for op in launched):
-            self.totals.dense_bytes += dense_bytes
 
     def hold(self, evaluator: int, record: dict[str, Any], evaluated: bool) -> None:
         """Keep the record until its evaluator reports, or emit it at once."""
@@ -237,6 +237,8 @@ class Book:
             "round": where.round,
             "stop": making.stop,
             "step": where.step,
+            "launched": where.launched,
+            "overlap": where.overlap,
             "generation": where.generation,
             "history": where.history,
             "replicas": self.plan.fleet.max_replicas,
@@ -288,7 +290,9 @@ class Book:
     def _stand_at(self, manifest: dict[str, Any]) -> Position:
         self.data_positions = {int(k): v for k, v in manifest["positions"].items()}
         self.fired |= set(manifest["fired"])
-        return Position(manifest["round"], manifest["step"], manifest["generation"], manifest["history"])
+        step = manifest["step"]
+        launched, overlap = manifest.get("launched", step), manifest.get("overlap", 0)  # not in older ones
+        return Position(manifest["round"], step, manifest["generation"], manifest["history"], launched, overlap)
 
     def summary(self, rounds: int, now: float) -> dict[str, Any]:
         """Fields of summary.json that follow from what was written down."""

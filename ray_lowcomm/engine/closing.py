@@ -11,12 +11,13 @@ from ray_lowcomm.engine.membership import Member, MemberState, planned_steps
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """What is to be done at the end of a round. `steps` are those of the next round, by member; `first` evaluates,
-    serves, exports and writes what is shared; `folder` is the checkpoint's; with `dealt` the data are shared anew;
-    `halt` is why all leave."""
+    """What is to be done at the end of a round. `steps` are those to the next launch, by member that stays, `overlap`
+    is the next round's; `first` evaluates, serves, exports and writes what is shared; `folder` is the checkpoint's;
+    with `dealt` the data are shared anew; `halt` is why all leave."""
 
     round: int
     steps: dict[int, int]
+    overlap: int
     first: int
     last: bool
     evaluate: bool
@@ -32,7 +33,8 @@ class RoundEnd:
         return m.Commit(
             round=self.round,
             inner_steps=self.steps.get(member.index, 0),
-            leave="" if self.last else self.halt or member.leaving,
+            overlap=self.overlap,
+            leave="" if member.index in self.steps else self.halt or member.leaving,
             dealt=self.dealt,
             positions=self.positions,
             evaluate=self.evaluate and first,
@@ -46,8 +48,7 @@ class RoundEnd:
 def give_duties(fleet: FleetState, alive: list[Member], record: dict[str, Any]) -> None:
     """Answer the members of a round that is committed, and find a donor for those that wait to join."""
     last = fleet.steps_to_next() == 0
-    stay = _who_stays(fleet, alive, last)
-    joiners = fleet.in_state(MemberState.JOINING) if stay else []
+    stay, joiners = _who_goes_on(fleet, alive, last)
     end = _round_end(fleet, alive, stay, joiners)
     for member in alive:
         member.arrival, member.vote, member.planned = None, None, end.steps.get(member.index, 0)
@@ -62,17 +63,26 @@ def give_duties(fleet: FleetState, alive: list[Member], record: dict[str, Any]) 
     fleet.book.hold(end.first, record, end.evaluate)
 
 
-def _who_stays(fleet: FleetState, alive: list[Member], last: bool) -> list[Member]:
-    """Of the members of a committed round those that have not had their last commit with it."""
+def _who_goes_on(fleet: FleetState, alive: list[Member], last: bool) -> tuple[list[Member], list[Member]]:
+    """(who stays of the members of a committed round, who joins them).
+
+    Data positions are those of a launch. Where the round is applied later, the data cannot be shared anew: who comes
+    and who goes wait for the next round, and that is applied where it is launched.
+    """
+    joiners = fleet.in_state(MemberState.JOINING)
+    fleet.give_overlap()
     if last:
-        return alive
+        return alive, joiners
     if fleet.halt.saves:
-        return []
+        return [], []
     stay = [member for member in alive if not member.leaving]
+    if stay and fleet.where.late and admission.deal(fleet, stay + joiners) != fleet.dealt:
+        fleet.where.overlap = 0
+        return alive, [member for member in joiners if member.index in fleet.dealt]
     fleet.book.totals.replicas_left += len(alive) - len(stay)
     if not stay:
         fleet.waits.quiet = fleet.now
-    return stay
+    return stay, joiners if stay else []
 
 
 def _round_end(fleet: FleetState, alive: list[Member], stay: list[Member], joiners: list[Member]) -> RoundEnd:
@@ -84,11 +94,14 @@ def _round_end(fleet: FleetState, alive: list[Member], stay: list[Member], joine
     fleet.owed.to.clear()
     halt = fleet.halt.reason if fleet.halt.saves else ""
     seconds = {x.index: fleet.seconds_per_step.get(x.index, 0.0) for x in stay}
-    before, fleet.dealt = fleet.dealt, admission.deal(fleet, stay + joiners)
+    before = fleet.dealt
+    if stay and not fleet.where.late:
+        fleet.dealt = admission.deal(fleet, stay + joiners)
     anew = fleet.dealt != before and not last
     return RoundEnd(
         round=number,
-        steps=planned_steps(fleet.plan.fleet.pace, nominal, seconds),
+        steps=planned_steps(fleet.plan.fleet.pace, nominal, seconds, fleet.where.late),
+        overlap=fleet.where.overlap,
         first=min(x.index for x in stay or alive),
         last=last,
         evaluate=run.eval_every > 0 and (last or (number % run.eval_every == 0 and not halt)),

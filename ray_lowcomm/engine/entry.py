@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from ray_lowcomm import strategies
 from ray_lowcomm.core import randomness
 from ray_lowcomm.core.errors import ExchangeError, FleetError
-from ray_lowcomm.core.schedule import Schedule
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.duties import Duties
 from ray_lowcomm.engine.faults import FaultInjector
@@ -50,7 +49,6 @@ class Entry:
     state: ReplicaState
     duties: Duties
     skipping: Skipping
-    schedule: Schedule
     faults: FaultInjector
     work: Work
     settings: dict[str, str] = field(init=False)
@@ -108,9 +106,7 @@ class Entry:
         stand.incarnation, stand.history = welcome.incarnation, welcome.history
         stand.round, stand.step = welcome.round, welcome.step
         stand.planned = stand.left = welcome.inner_steps
-        stand.target = self.schedule.next_step(welcome.step) or welcome.step
-        overlap = self.spec.strategy.overlap_steps
-        stand.overlap = overlap if isinstance(overlap, int) else 0
+        stand.target, stand.overlap = welcome.launch or welcome.step, welcome.overlap
         self.faults.fired |= set(welcome.fired)
         member, seed = self.host.member, self.spec.run.seed
         randomness.seed_all(randomness.replica_seed(seed, member, welcome.incarnation))

@@ -1,6 +1,6 @@
 """A round from its arrivals to its commit: who exchanges with whom, and what becomes of the exchange."""
 
-from ray_lowcomm.engine import answers, closing, halt, rejections
+from ray_lowcomm.engine import answers, closing, halt, overlap, rejections
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.fleet_state import FleetState
 from ray_lowcomm.engine.membership import EXPECTED, Exchange, Member, MemberState, minority
@@ -104,19 +104,21 @@ def _retry(fleet: FleetState, alive: list[Member], votes: list[m.Vote]) -> None:
 
 def _commit(fleet: FleetState, exchange: Exchange, alive: list[Member], votes: list[m.Vote]) -> None:
     arrivals, where = list(exchange.arrivals), fleet.where
-    launch, launched = fleet.agreement.next_launch(where.step)
+    ops = fleet.agreement.next_ops(where.launched, where.overlap)
     where.round += 1
-    where.step, where.history = max((op.apply for op in launched), default=launch), votes[0].digest
+    where.launched, where.step, where.history = ops[0].launch, max(op.apply for op in ops), votes[0].digest
     fleet.group = exchange.members if len(alive) == len(exchange.members) else ()
-    record = fleet.book.commit(where, launch, arrivals, votes, fleet.retries)
-    fleet.book.count_dense(launched, len(arrivals), fleet.agreement.dense_bytes)
+    record = fleet.book.commit(where, arrivals, votes, fleet.retries)
+    if len(arrivals) > 1:
+        fleet.book.totals.dense_bytes += fleet.agreement.dense_bytes(ops)
     fleet.book.give_up_checkpoints(before=where.round)
     farther = where.round > fleet.farthest  # a round that is only repeated shows no progress
     for arrival in arrivals:
         if farther:
             fleet.failures[arrival.member] = 0
-        taken = arrival.steps + arrival.skipped
-        fleet.seconds_per_step[arrival.member] = arrival.compute_s / taken if taken else 0.0
+        fleet.seconds_per_step[arrival.member] = overlap.seconds_per_step(arrival)
+    if (now := overlap.measured(arrivals, votes)) is not None:
+        fleet.measured = [*fleet.measured, now][-overlap.ROUNDS :]
     rejections.committed(fleet, arrivals, farther)
     fleet.farthest = max(fleet.farthest, where.round)
     fleet.retries = 0

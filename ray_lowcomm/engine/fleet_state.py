@@ -7,6 +7,7 @@ from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.agreement import Agreement
 from ray_lowcomm.engine.book import Book, Event, Position, RunPlan
 from ray_lowcomm.engine.membership import Exchange, Member, MemberState
+from ray_lowcomm.engine.overlap import Measured, next_overlap
 
 
 @dataclass
@@ -78,6 +79,7 @@ class FleetState:
     failures: dict[int, int] = field(default_factory=dict)  # by member, since its last round
     seconds_per_step: dict[int, float] = field(default_factory=dict)
     farthest: int = 0  # highest round ever committed
+    measured: list[Measured] = field(default_factory=list)  # of the last rounds
     rejected: Rejected = field(default_factory=Rejected)
     owed: OwedSaves = field(default_factory=OwedSaves)
     halt: Halt = field(default_factory=Halt)
@@ -107,8 +109,13 @@ class FleetState:
         return member if member and (member.incarnation, member.state) == (incarnation, state) else None
 
     def steps_to_next(self) -> int:
-        """Nominal inner steps of the next round; 0 after the last."""
-        return self.agreement.steps_to_next(self.where.step)
+        """Nominal inner steps from the launch of the last round to that of the next; 0 after the last."""
+        return self.agreement.steps_to_next(self.where.launched)
+
+    def give_overlap(self) -> None:
+        """Settle how much later than launched the next round is applied."""
+        where, setting = self.where, self.plan.strategy.overlap_steps
+        where.overlap = next_overlap(setting, self.measured, where.overlap, self.agreement.most_overlap(where.launched))
 
     def notice(self, text: str) -> None:
         """Say something to the user."""

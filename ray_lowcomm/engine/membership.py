@@ -10,8 +10,11 @@ from ray_lowcomm.engine.messages import Arrival, Vote
 
 class MemberState(Enum):
     """JOINING waits for the next commit. FETCHING has a donor and waits for its state. TRAINING takes inner steps.
-    ARRIVED waits for the round to close. EXCHANGING has a plan. LEAVING has had its last commit. OUT must join again.
-    FINISHED has ended in order."""
+    ARRIVED has launched a round, and waits for it to close. EXCHANGING has a plan. LEAVING has had its last commit. OUT
+    must join again. FINISHED has ended in order.
+
+    ARRIVED and EXCHANGING say where a member's round is: where that is applied later than it was launched the member
+    takes inner steps meanwhile."""
 
     JOINING = "joining"
     FETCHING = "fetching"
@@ -69,20 +72,22 @@ def weights_of(arrivals: list[Arrival]) -> tuple[float, ...]:
     return tuple(w / total for w in work) if total else tuple(1 / len(work) for _ in work)
 
 
-def paced(nominal: int, seconds_per_step: dict[int, float]) -> dict[int, int]:
-    """Inner steps by speed: the fastest takes all `nominal` steps, a slower one as many as it can in that time (≥ 1).
+def paced(nominal: int, seconds_per_step: dict[int, float], least: int = 1) -> dict[int, int]:
+    """Inner steps by speed: the fastest takes all `nominal` steps, a slower one as many as it can in that time, and no
+    fewer than `least`.
 
     DyLU, Asynchronous Local SGD (2401.09135): H_i = floor(H · speed_i / max speed).
     """
     fastest = min((s for s in seconds_per_step.values() if s > 0), default=0.0)
-    return {m: max(1, int(nominal * fastest / s)) if s > 0 else nominal for m, s in seconds_per_step.items()}
+    return {m: max(least, int(nominal * fastest / s)) if s > 0 else nominal for m, s in seconds_per_step.items()}
 
 
-def planned_steps(pace: str, nominal: int, seconds_per_step: dict[int, float]) -> dict[int, int]:
-    """Inner steps of the next round for each member, by the setting `fleet.pace`; all 0 at the end of the run."""
+def planned_steps(pace: str, nominal: int, seconds_per_step: dict[int, float], late: int = 0) -> dict[int, int]:
+    """Inner steps to the next launch for each member, by the setting `fleet.pace`: no fewer than the `late` ones that
+    it takes before its round is applied. All 0 at the end of the run."""
     if pace == "equal" or nominal == 0:
         return dict.fromkeys(seconds_per_step, nominal)
-    return paced(nominal, seconds_per_step)
+    return paced(nominal, seconds_per_step, max(1, late))
 
 
 def minority(digests: dict[int, str]) -> tuple[int, ...] | None:

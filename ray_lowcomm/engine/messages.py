@@ -33,6 +33,8 @@ class Join:
 class Welcome:
     """Take part from the inner steps of `round` on, which start at nominal step `step`.
 
+    Take `inner_steps` of them from there, then launch the next round, whose nominal step is `launch`: at once where
+    they are 0. Where `launch` is None the run has ended. `overlap` as in `Commit`.
     `state` is a reference to a live peer's state, `restore` a checkpoint; with `keep` go back to the shared state that
     you hold, and with none of these keep what you have. `dealt` are
     the replicas that share the data from here on (and that begin together from a checkpoint); `positions` the committed
@@ -43,6 +45,8 @@ class Welcome:
     round: int
     step: int
     inner_steps: int
+    launch: int | None
+    overlap: int
     positions: dict[int, int]
     dealt: tuple[int, ...] = ()
     state: Any = None
@@ -135,13 +139,22 @@ class Vote:
 
 @dataclass(frozen=True)
 class Commit:
-    """The round is committed: apply what was received. The rest are this member's duties at the end of the round.
+    """The round is committed: apply what was received. The rest are this member's duties at the end of the round, due
+    where it is applied and before the next one is launched, since that waits for those that are served.
 
-    Where the replicas that share the data change, `dealt` are the new ones and `positions` where the data stand.
+    `inner_steps` are to be taken from the launch of this round to that of the next, those that were or will be taken
+    before it is applied among them: at the least as many as it is applied later (`fleet.pace`), so that none may be
+    left once it is applied, and the next launch follows at once. 0: the run ends where this round is applied, at least
+    for this member. `overlap`: the next round is applied so many nominal steps after its launch, and so are its ops:
+    `Schedule.ops(launch, overlap)`.
+
+    Where the replicas that share the data change, `dealt` are the new ones and `positions` where the data stand: only
+    with a round that is applied where it was launched, as positions are those of a launch.
     """
 
     round: int
-    inner_steps: int  # of the next round; 0: the run ends here, at least for this member
+    inner_steps: int
+    overlap: int = 0
     leave: str = ""  # why this member's part in the run ends here
     dealt: tuple[int, ...] = ()
     positions: dict[int, int] = field(default_factory=dict)

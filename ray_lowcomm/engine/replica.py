@@ -50,9 +50,7 @@ class Replica:
         self._duties = Duties(self._state, host.channel, host.transport, spec.directory, host.member)
         moments = strategies.moments_of(tracks)
         self._schedule: Schedule = strategies.schedule(spec.strategy, moments, spec.run.seed, spec.steps)
-        self._entry = Entry(
-            spec, host, parts, self._state, self._duties, self._skipping, self._schedule, self._faults, self._work
-        )
+        self._entry = Entry(spec, host, parts, self._state, self._duties, self._skipping, self._faults, self._work)
         self._flight: Round | None = None  # launched, and not applied
         self._due: tuple[m.Commit, dict[int, int]] | None = None  # what is to be done, and where the data stand
         self._to_save: m.Stop | None = None
@@ -152,10 +150,7 @@ class Replica:
         if self._to_save is not None:
             stop, self._to_save = self._to_save, None
             self._save_between(stop)
-        if self._due is not None:
-            (commit, positions), self._due = self._due, None
-            self._do_duties(commit, positions)
-            self._watch.mark()
+        self._do_due()
         if self._over:
             self._watch.close()
 
@@ -299,7 +294,10 @@ class Replica:
             self._flight = None
             self._apply(outcome, flight)
             self._work.pause(time.perf_counter() - began)
-            return self._stand.left > 0 or not outcome.commit.inner_steps or self._launch(self._stand.target)
+            if self._stand.left > 0 or not outcome.commit.inner_steps:
+                return True
+            self._do_due()  # the next round would take the work with it that a checkpoint needs, and wait for joiners
+            return self._launch(self._stand.target)
         self._flight = None
         self._give_up(flight, outcome)
         return False
@@ -316,9 +314,10 @@ class Replica:
             self._state.optimizer.reset()
         stand.history, stand.round, stand.members = held.history, commit.round, held.results[0][2].members
         stand.target = self._schedule.next_step(flight.launched_at) or stand.step
-        stand.planned = commit.inner_steps
+        stand.overlap = commit.overlap
+        stand.planned = max(0, commit.inner_steps - (flight.apply_at - flight.launched_at))
         # where it is applied early, as the run is being stopped, the steps up to there are still to be taken
-        stand.left = commit.inner_steps + (flight.apply_at - stand.step if commit.inner_steps else 0)
+        stand.left = stand.planned + flight.apply_at - stand.step if commit.inner_steps else 0
         if commit.leave:
             stand.stopped = commit.leave
         self._due, self._round_begins = (commit, self._positions()), True
@@ -342,10 +341,12 @@ class Replica:
     def _positions(self) -> dict[int, int]:
         return dict(self._parts.data.positions) if self._parts.data is not None else {}
 
-    def _do_duties(self, commit: m.Commit, positions: dict[int, int]) -> None:
-        began = time.perf_counter()
-        self._duties.do(commit, positions, self._parts)
-        self._work.pause(time.perf_counter() - began)
+    def _do_due(self) -> None:
+        if self._due is not None:
+            began, (commit, positions), self._due = time.perf_counter(), self._due, None
+            self._duties.do(commit, positions, self._parts)
+            self._work.pause(time.perf_counter() - began)
+            self._watch.mark()
 
     # ---- coming and going -----------------------------------------------------------------------------------------
 
@@ -366,7 +367,7 @@ class Replica:
         self._watch.mark()
         self._stands = self._positions()
         self._work.since = time.perf_counter()
-        if welcome.inner_steps and self._stand.left == 0:
+        if welcome.launch is not None and self._stand.left == 0:
             self._launch(self._stand.target)
 
     def _holds(self) -> str | None:

@@ -11,16 +11,20 @@ CONFIG = {"model.dense_bytes": str(SIZE), "run.seed": "0"}
 
 
 class Desk:
-    """`replicas` (or [min, max]) of local SGD over `ROUNDS` rounds of `H` steps; keywords are FleetSettings' fields."""
+    """`replicas` (or [min, max]) of local SGD over `ROUNDS` rounds of `H` steps; `strategy` are other settings of it,
+    keywords are FleetSettings' fields."""
 
-    def __init__(self, replicas=3, *, run=None, checkpoint=None, restored=None, **fleet):
-        strategy = strategies.resolve(StrategySettings(name="local_sgd", inner_steps=H))
+    def __init__(
+        self, replicas=3, *, run=None, checkpoint=None, restored=None, strategy=None, total=H * ROUNDS, **fleet
+    ):
+        own = {"name": "local_sgd", "inner_steps": H} | (strategy or {})
+        strategy = strategies.resolve(StrategySettings(**own))
         self.plan = RunPlan(
             run=run or RunSettings(eval_every=0),
             checkpoint=checkpoint or CheckpointSettings(every=0),
             strategy=strategy,
             fleet=FleetSettings(replicas=replicas, **fleet),
-            total=H * ROUNDS,
+            total=total,
             directory="/runs/x",
             restore="/runs/x/checkpoints/round_000001" if restored else None,
             restored=restored,

@@ -1,15 +1,18 @@
 """Numbers of a run: round records, totals, and the bytes of one exchange worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from ray_lowcomm.core.payload import Payload
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.agreement import Agreement
 from ray_lowcomm.engine.totals import Totals, round_record
 from ray_lowcomm.engine.transport import bytes_moved
 
-from .desk import ROUNDS, SIZE, Desk, H
+from .desk import CONFIG, ROUNDS, SIZE, Desk, H
 
 RECORD_KEYS = {
     *("round", "step", "generation", "members", "loss", "val_loss", "bytes_up", "bytes_down"),
@@ -168,12 +171,25 @@ def test_the_summary_counts_what_was_done():
     [(("params",), 1), (("grads",), 1), (("exp_avg", "exp_avg_sq"), 0), (("exp_avg", "params"), 1), ((), 0)],
 )
 def test_dense_bytes_count_only_parameters_gradients_and_pseudo_gradients(tracks, counted):
-    book = Desk(2).coordinator.book
-    ops = [SyncOp(track, 4, 4) for track in tracks]
-    book.count_dense(ops, members=2, dense_bytes=100)
-    assert book.totals.dense_bytes == counted * 100
-    book.count_dense(ops, members=1, dense_bytes=100)  # nothing is sent, so nothing is saved
-    assert book.totals.dense_bytes == counted * 100
+    desk = Desk(1)
+    desk.join(0)
+    assert desk.coordinator.fleet.agreement.dense_bytes([SyncOp(track, 4, 4) for track in tracks]) == counted * SIZE
+
+
+@pytest.mark.parametrize(("sent", "counted"), [((1,), 10), ((0, 2), 20), ((0, 1, 2, 3), SIZE), ((None,), SIZE)])
+def test_a_fragment_counts_for_its_part_of_a_dense_message(sent, counted):
+    desk = Desk(1)
+    agreement = Agreement(replace(desk.plan, strategy=replace(desk.plan.strategy, fragments=4)))
+    agreement.differences(m.Join(0, "as built", CONFIG))
+    ops = [SyncOp("params", 4, 4, fragment=fragment) for fragment in sent]
+    assert agreement.dense_bytes([*ops, SyncOp("exp_avg", 4, 4)]) == counted
+
+
+def test_where_nothing_is_sent_a_dense_message_is_none_either():
+    desk = Desk(1)
+    desk.begin()
+    desk.run_round()
+    assert desk.summary["dense_bytes"] == 0
 
 
 # ---- bytes of an exchange ---------------------------------------------------------------------------------------

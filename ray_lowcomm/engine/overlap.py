@@ -1,0 +1,48 @@
+"""How many inner steps after its launch a round is applied: as given, or as few as hide its exchange."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ray_lowcomm.engine.messages import Arrival, Vote
+
+ROUNDS = 3  # that `auto` looks back
+MARGIN = 1.1  # exchanges differ, and one that is late stops all
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A committed round: seconds of its longest exchange, and of an inner step of its fastest member."""
+
+    exchange_s: float
+    step_s: float
+
+
+def seconds_per_step(arrival: Arrival) -> float:
+    """Of one member in one round; 0 where it took no step."""
+    taken = arrival.steps + arrival.skipped
+    return arrival.compute_s / taken if taken else 0.0
+
+
+def measured(arrivals: Sequence[Arrival], votes: Sequence[Vote]) -> Measured | None:
+    """What a round says of exchange and steps; None where it was nobody's exchange, or nobody took a step."""
+    paces = [pace for pace in map(seconds_per_step, arrivals) if pace > 0]
+    if len(arrivals) < 2 or not paces:
+        return None
+    return Measured(max(vote.exchange_s for vote in votes), min(paces))
+
+
+def next_overlap(setting: int | str | None, last: Sequence[Measured], before: int, most: int) -> int:
+    """Overlap of the next round, by `strategy.overlap_steps`; 0 <= overlap <= `most`.
+
+    `auto`: ceil(1.1 · longest exchange / shortest step) + 1 over the `last` rounds, the one more because a replica
+    looks for the result only between two steps; `before`, what it was, while nothing is measured.
+    """
+    if not isinstance(setting, str):
+        steps = setting or 0
+    elif not last:
+        steps = before
+    else:
+        longest, shortest = max(one.exchange_s for one in last), min(one.step_s for one in last)
+        steps = math.ceil(MARGIN * longest / shortest) + 1
+    return min(steps, most)
