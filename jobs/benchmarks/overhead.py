@@ -41,7 +41,7 @@ from ray_lowcomm.models import build
 from ray_lowcomm.transport.local import LocalFleet
 
 SAYS = "one replica's steps per second against a bare PyTorch loop"
-LEAST_RATIO = 0.97
+LEAST_RATIO, LEAST_OVERLAPPED = 0.97, 0.985
 ENDLESS = 10**9  # steps of a run that the benchmark ends itself
 
 
@@ -143,14 +143,14 @@ class AlternatingContext(Context):
         return cast(Replica, self.alternating)
 
 
-def measure(blocks: int, seconds: float) -> tuple[list[float], list[float]]:
+def measure(blocks: int, seconds: float, overlap_steps: int = 0) -> tuple[list[float], list[float]]:
     """Steps per second of the replica and of the bare loop, a pair a block.
 
     Raises:
         FleetError: the run failed.
     """
     model, data, inner = ModelSettings(), DataSettings(), InnerSettings()
-    strategy = strategies.resolve(StrategySettings(name="dct_momentum", inner_steps=32))
+    strategy = strategies.resolve(StrategySettings(name="dct_momentum", inner_steps=32, overlap_steps=overlap_steps))
     fleet = FleetSettings(replicas=1, transport="local", threads_per_replica=1)
     run, saving = RunSettings(eval_every=0), CheckpointSettings(every=0)
     idle_s, result = [0.0], []
@@ -180,11 +180,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
     parser.add_argument("--blocks", type=int, default=15, help="pairs of blocks (default 15)")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of a block (default 10)")
+    later = "apply rounds so many steps after their launch (default 0, at most 32)"
+    parser.add_argument("--overlap-steps", type=int, default=0, choices=range(33), metavar="N", help=later)
 
 
 def run(options: argparse.Namespace, console: Console) -> tuple[dict[str, Any], list[str]]:
     """(numbers, what does not hold)."""
-    ours, bare = measure(options.blocks, options.seconds)
+    ours, bare = measure(options.blocks, options.seconds, options.overlap_steps)
     ratios = [a / b for a, b in zip(ours, bare, strict=True)]
     ratio = statistics.median(ratios)
     table = Table(title=f"steps per second, {options.blocks} pairs of blocks of {options.seconds:g} s")
@@ -194,5 +196,6 @@ def run(options: argparse.Namespace, console: Console) -> tuple[dict[str, Any], 
         digits = 3 if name == "ratio" else 1
         table.add_row(name, *(f"{f(rates):.{digits}f}" for f in (statistics.median, min, max)))
     console.print(table)
-    problems = [] if ratio >= LEAST_RATIO else [f"the ratio is {ratio:.3f}, not at least {LEAST_RATIO}"]
+    least = LEAST_OVERLAPPED if options.overlap_steps else LEAST_RATIO
+    problems = [] if ratio >= least else [f"the ratio is {ratio:.3f}, not at least {least}"]
     return {"ratio": ratio, "replica": ours, "bare": bare}, problems
