@@ -53,6 +53,7 @@ class Replica:
         self._entry = Entry(spec, host, parts, self._state, self._duties, self._skipping, self._faults, self._work)
         self._flight: Round | None = None  # launched, and not applied
         self._due: tuple[m.Commit, dict[int, int]] | None = None  # what is to be done, and where the data stand
+        self._launch_due = False  # the next round is launched where the last one is applied
         self._to_save: m.Stop | None = None
         self._stands: dict[int, int] = {}  # data positions after the last inner step
         self._trained = False
@@ -150,13 +151,21 @@ class Replica:
         if self._to_save is not None:
             stop, self._to_save = self._to_save, None
             self._save_between(stop)
-        self._do_due()
+        if self._due is not None:
+            began, (commit, positions), self._due = time.perf_counter(), self._due, None
+            self._duties.do(commit, positions, self._parts)
+            self._work.pause(time.perf_counter() - began)
+            self._watch.mark()
+        if self._launch_due:
+            self._launch_due = False
+            self._launch(self._stand.target, self._stands)
+            self._watch.mark()
         if self._over:
             self._watch.close()
 
     @property
     def _over(self) -> bool:
-        return self._stand.stopped is not None or self._stand.left == 0
+        return self._stand.stopped is not None or (self._stand.left == 0 and not self._launch_due)
 
     def _pause(self) -> None:
         """The run is being stopped: save what has been done since the last round, and leave."""
@@ -236,12 +245,12 @@ class Replica:
         must stop."""
         stand, before = self._stand, self._stand.step
         launches = stand.left == 1 and self._flight is None
-        if self._spec.faults and self._flight is None and stand.left == (stand.planned + 1) // 2:
-            self._faults.at("inner", self.rounds + 1, self._parts.model)
+        if self._spec.faults:
+            self._fault_between()
         at = stand.target if launches else before + 1
         averaged = launches and self._ops(at)[0].point == "after_backward"
         if averaged:
-            if not self._launch(at):
+            if not self._launch(at, self._positions()):
                 return False
             stand.left += 1  # this one
         if averaged or not skipped:  # what all replicas step with must be stepped by all
@@ -252,6 +261,16 @@ class Replica:
         self._work.beyond += not averaged  # which belongs to the round that is applied
         return averaged or self._reach()
 
+    def _fault_between(self) -> None:
+        """A fault in the middle of the inner steps of a round; those that are taken beside the exchange of the round
+        before count where there are no others."""
+        stand, flight, steps, number = self._stand, self._flight, self._stand.planned, self.rounds + 1
+        if flight is not None:
+            beside_all = self._schedule.next_step(flight.launched_at) == flight.apply_at
+            steps, number = (flight.apply_at - flight.launched_at if beside_all else 0), number + 1
+        if steps and stand.left == (steps + 1) // 2:
+            self._faults.at("inner", number, self._parts.model)
+
     def _reach(self) -> bool:
         """What is applied or launched at the step that has been reached; False as `_take`."""
         stand, flight = self._stand, self._flight
@@ -259,7 +278,7 @@ class Replica:
             if stand.step < flight.apply_at and not flight.over():
                 return True
             return self._land()
-        return stand.left > 0 or self._launch(stand.target)
+        return stand.left > 0 or self._launch(stand.target, self._positions())
 
     def _ops(self, step: int) -> tuple[SyncOp, ...]:
         """The strategy's ops at `step`, and with them those of the buffers."""
@@ -268,15 +287,16 @@ class Replica:
 
     # ---- rounds ---------------------------------------------------------------------------------------------------
 
-    def _launch(self, step: int) -> bool:
-        """Begin the round that is launched at `step`, and end it, too, if it is applied there; False as `_take`."""
+    def _launch(self, step: int, positions: dict[int, int]) -> bool:
+        """Begin the round that is launched at `step`, at these data positions, and end it, too, if it is applied there;
+        False as `_take`."""
         self._watch.check_layout()
         stand, ops = self._stand, self._ops(step)
         seat = Seat(self._host.member, stand.incarnation, self.rounds, stand.history)
         # those that were taken beyond the launch before the run was stopped
         stand.taken = max(0, self._work.beyond - stand.planned)
         self._flight = Round(self._parties, seat)
-        self._flight.launch(ops, self._work, self._positions(), self._skipping.hopeless)
+        self._flight.launch(ops, self._work, positions, self._skipping.hopeless)
         stand.step, stand.left = step + stand.taken, self._flight.apply_at - step - stand.taken
         self._work.beyond = -stand.left
         self._faults.at("launched", self.rounds + 1, self._parts.model)
@@ -294,10 +314,9 @@ class Replica:
             self._flight = None
             self._apply(outcome, flight)
             self._work.pause(time.perf_counter() - began)
-            if self._stand.left > 0 or not outcome.commit.inner_steps:
-                return True
-            self._do_due()  # the next round would take the work with it that a checkpoint needs, and wait for joiners
-            return self._launch(self._stand.target)
+            # after what is due: the next round takes the work with it that a checkpoint needs, and waits for joiners
+            self._launch_due = outcome.commit.inner_steps > 0 and self._stand.left == 0
+            return True
         self._flight = None
         self._give_up(flight, outcome)
         return False
@@ -341,19 +360,12 @@ class Replica:
     def _positions(self) -> dict[int, int]:
         return dict(self._parts.data.positions) if self._parts.data is not None else {}
 
-    def _do_due(self) -> None:
-        if self._due is not None:
-            began, (commit, positions), self._due = time.perf_counter(), self._due, None
-            self._duties.do(commit, positions, self._parts)
-            self._work.pause(time.perf_counter() - began)
-            self._watch.mark()
-
     # ---- coming and going -----------------------------------------------------------------------------------------
 
     def _enter(self, reason: str, shared: bool = True) -> None:
         """Join the fleet and take over its state; the work done since the last commit is given up and counted."""
         holds = self._holds() if shared else None
-        self._flight = self._due = None
+        self._flight, self._due, self._launch_due = None, None, False
         welcome = self._entry.enter(self._stand, reason, holds)
         if welcome is None:
             return
@@ -368,7 +380,7 @@ class Replica:
         self._stands = self._positions()
         self._work.since = time.perf_counter()
         if welcome.launch is not None and self._stand.left == 0:
-            self._launch(self._stand.target)
+            self._launch(self._stand.target, self._stands)
 
     def _holds(self) -> str | None:
         """Digest of the committed history whose shared state this replica holds, whole and finite; None without one."""
