@@ -7,7 +7,9 @@ time. The bytes on the links are held against the run's own count, Ray's own tra
 parameters) left out; peak over mean traffic is in bins of a tenth of a round's inner steps, of the link with most.
 
 `--step-s` sleeps in the place of forward and backward (the optimizer's step is done): cores are free then, and the
-ratio of compute to bytes can be that of a real cluster, which is said. Needs root, and Debian's iproute2 and iptables;
+ratio of compute to bytes can be that of a real cluster, which is said. By default topk_diloco's messages are large for
+the model (all entries, in 16 bits), so that what the outer step computes, on cores that several hosts share, is little
+beside the bytes that it sends; `--topk 1520 --value-bits 1` are its own defaults. Needs root, and Debian's iproute2 and iptables;
 where they are missing nothing is measured.
 """
 
@@ -52,10 +54,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--hosts", type=int, default=4, help="replicas, each on a host of its own (default 4)")
     add("--strategies", nargs="+", choices=NAMES, default=list(NAMES), help="rows (default all)")
     add("--model", default="{layers: 4, width: 128, heads: 2}", help="model.args of the byte GPT, in YAML")
-    add("--step-s", type=float, default=0.1, help="seconds of sleep in the place of a step's compute; 0: compute")
+    add("--step-s", type=float, default=0.2, help="seconds of sleep in the place of a step's compute; 0: compute")
     add("--inner-steps", type=int, default=16, help="H (default 16)")
-    add("--topk", type=int, default=10922, help="of 65,536, in topk_diloco's messages")
-    add("--value-bits", type=int, default=32, help="of their values: 1 is topk_diloco's default, more cost less CPU")
+    add("--topk", type=int, default=65536, help="of 65,536 entries, in topk_diloco's messages (default all)")
+    add("--value-bits", type=int, default=16, help="of each entry (default 16)")
     add("--fragments", type=int, default=8, help="P (default 8)")
     add("--rounds", type=int, default=5, help="measured in each run, after the first (default 5; dense ones 2)")
     add("--turns", type=int, default=2, help="runs of each strategy at each rate (default 2)")

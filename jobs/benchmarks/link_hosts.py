@@ -82,7 +82,8 @@ class RayHosts:
 
     def _start(self, host: int, command: list[str], **options: object) -> "subprocess.Popen[bytes]":
         with (self._folder / "log").open("a") as log:
-            environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+            # Ray makes way for others on its machine; here the others are all the other hosts
+            environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
             environment.pop("RAY_ADDRESS", None)
             root = Path(__file__).parents[2]
             return self._links.start(
