@@ -9,8 +9,8 @@ parameters) left out; peak over mean traffic is in bins of a tenth of a round's 
 `--step-s` sleeps in the place of forward and backward (the optimizer's step is done): cores are free then, and the
 ratio of compute to bytes can be that of a real cluster, which is said. By default topk_diloco's messages are large for
 the model (all entries, in 16 bits), so that what the outer step computes, on cores that several hosts share, is little
-beside the bytes that it sends; `--topk 1520 --value-bits 1` are its own defaults. Needs root, and Debian's iproute2 and iptables;
-where they are missing nothing is measured.
+beside the bytes that it sends; `--topk 1520 --value-bits 1` are its own defaults. Needs root, and Debian's iproute2 and
+iptables; where they are missing nothing is measured.
 """
 
 import argparse

@@ -20,6 +20,8 @@ MOST_PEAK, LEDGER_WITHIN = 1.5, 0.05
 BINS = 10  # in the time of a round's inner steps
 MESSAGE_OF_1B, STEP_OF_1B = 23e6, 0.5  # bytes of a message of topk_diloco's defaults, seconds of a step
 
+COUNTS = ("parameters", "rounds_due")
+
 Row = dict[str, Any]
 
 
@@ -62,6 +64,11 @@ class Bench:
         steps = last + self.inner_steps if name in (OVERLAPPED, FRAGMENTS) else last
         return Task(self.strategy(name), steps, self.model, self.step_s, last)
 
+    def launches(self, name: str) -> int:
+        """Rounds that this run consists of."""
+        parts = self.fragments if name == FRAGMENTS else 1
+        return self.task(name).steps // self.window(name)[0] * parts
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -100,7 +107,8 @@ class Found:
 
     def add(self, done: Done, seen: Seen, lone: Lone, bench: Bench) -> Row:
         """One more; returns it."""
-        self.runs.append(measured(self.window, done, seen, lone, bench.inner_steps))
+        run = measured(self.window, done, seen, lone, bench.inner_steps)
+        self.runs.append(run | {"rounds": len(done.rounds), "rounds_due": bench.launches(self.name)})
         return self.runs[-1]
 
     def row(self) -> Row:
@@ -110,17 +118,16 @@ class Found:
             row[key] = statistics.fmean(run[key] for run in self.runs)
         row["utilisation_least"] = min(run["utilisation"] for run in self.runs)
         row["peak_over_mean"] = max(run["peak_over_mean"] for run in self.runs)
-        row["parameters"] = int(row["parameters"])
-        return row
+        return row | {name: int(row[name]) for name in COUNTS if name in row}
 
 
 def measured(window: tuple[int, int], done: Done, seen: Seen, lone: Lone, inner_steps: int) -> Row:
     """The numbers of one run.
 
     Utilisation, seconds of a step and of a round (as many inner steps as the strategy takes for one) are means over
-    replicas; `wire_round` is what the run says it has put on a link in that time. `ledger_off` is by how much the
-    links' bytes, without headers and what Ray sends anyway, differ from the run's own count, up or down, whichever is
-    more.
+    replicas; `utilisation_said` is the run's own, of the whole run. `wire_round` is what the run says it has put on a
+    link in the time of a round. `ledger_off` is by how much the links' bytes, without headers and what Ray sends
+    anyway, differ from the run's own count, up or down, whichever is more.
     """
     first, last = window
     begin, end = max(m.at[first] for m in done.marks), min(m.at[last] for m in done.marks)
@@ -132,6 +139,7 @@ def measured(window: tuple[int, int], done: Done, seen: Seen, lone: Lone, inner_
     net_down = max(link.payload_down - own * seen.wall_s for link, own in zip(seen.crossed, lone.down, strict=True))
     return {
         "utilisation": statistics.fmean(m.utilisation(first, last) for m in done.marks),
+        "utilisation_said": done.summary["utilisation"],
         "step_s": step_s,
         "round_s": (end - begin) / rounds,
         "exchange_s": _mean(done.rounds, "exchange_s"),
@@ -174,6 +182,11 @@ def problems(rows: Sequence[Row], fragments: int) -> list[str]:
         f"{LEDGER_WITHIN:.0%}"
         for row in rows
         if row["ledger_off"] > LEDGER_WITHIN
+    ]
+    wrong += [
+        f"{_place(row)}: {row['rounds']:g} rounds, where {row['rounds_due']} are due in as many steps"
+        for row in rows
+        if row["rounds"] != row["rounds_due"]
     ]
     for row in _judged(rows):
         least = LEAST[row["strategy"]]

@@ -125,13 +125,14 @@ def test_the_rows_ask_for_what_they_are_called():
     assert {task.until for name, task in tasks.items() if name not in (DDP, DILOCO)} == {64}
     assert BENCH.window(FRAGMENTS) == (16, 64)
     assert tasks["topk_diloco"].settings.topk == 100
+    assert [BENCH.launches(name) for name in NAMES] == [3, 3, 4, 5, 40]
 
 
 def a_run():
     """Two replicas, H = 4, one measured round of 8 s with 4 s in inner steps."""
     at = [0.0, 1.0, 2.0, 3.0, 10.0, 11.0, 12.0, 13.0, 18.0]
     marks = [Marks(at, [float(k) for k in range(9)], 50), Marks(at, [0.0, 1, 2, 3, 4, 5, 6, 7, 10], 50)]
-    summary = {"wire_bytes_up": 10_000, "wire_bytes_down": 10_000}
+    summary = {"wire_bytes_up": 10_000, "wire_bytes_down": 10_000, "utilisation": 0.75}
     rounds = [{"step": 4, "exchange_s": 9.0, "outer_s": 9.0}, {"step": 8, "exchange_s": 3.0, "outer_s": 0.5}]
     links = [crossed(10_000 + 20 * 50, 9_000), crossed(9_000, 9_900 + 20 * 10)]
     samples = [Sample(0.0, (0, 0), (0, 0)), Sample(18.0, (1800, 0), (0, 0))]
@@ -145,8 +146,10 @@ def crossed(up, down):
 def test_what_is_made_of_a_run():
     done, seen = a_run()
     found = Found("topk_diloco", 20.0, (4, 8))
-    found.add(done, seen, Lone([50.0, 0.0], [0.0, 10.0]), replace(BENCH, inner_steps=4))
+    found.add(done, seen, Lone([50.0, 0.0], [0.0, 10.0]), replace(BENCH, inner_steps=4, rounds=1))
     row = found.row()
+    assert (row["rounds"], row["rounds_due"]) == (2, 2)
+    assert row["utilisation_said"] == 0.75
     assert row["utilisation"] == pytest.approx((4 + 6) / 2 / 8)
     assert row["step_s"] == pytest.approx(1.25)
     assert row["round_s"] == 8.0
@@ -182,6 +185,8 @@ def row(strategy, used, mbit=20.0, peak=1.2, off=0.01):
         "ledger_off": off,
         "step_s": 0.1,
         "parameters": 10**6,
+        "rounds": 5.0,
+        "rounds_due": 5,
     }
 
 
@@ -204,6 +209,11 @@ def test_what_overlaps_is_judged_where_blocking_is_within_its_range():
 def test_the_ledger_is_judged_everywhere():
     (said,) = link_rows.problems([row(DDP, 0.01, off=0.051), row(DILOCO, 0.1, off=0.05)], 8)
     assert said == "ddp at 20 Mbit/s: 5.1% between the links' bytes and the run's own, not at most 5%"
+
+
+def test_rounds_that_were_not_launched_are_noticed():
+    (said,) = link_rows.problems([row(OVERLAPPED, 0.99) | {"rounds": 2.5}], 8)
+    assert said == "overlapped at 20 Mbit/s: 2.5 rounds, where 5 are due in as many steps"
 
 
 def test_a_row_says_which_cluster_it_is_like():
