@@ -15,8 +15,8 @@ iptables; where they are missing nothing is measured.
 
 import argparse
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import yaml
 from rich import box
@@ -85,7 +85,8 @@ def run(options: argparse.Namespace, console: Console) -> tuple[Row, list[str]]:
         from jobs.benchmarks.link_figure import draw
 
         draw(rows, _figure_title(rows, bench, options), options.figure)
-    return {"settings": settings, "rows": rows, "ray": lone}, problems(rows, bench.fragments)
+    ray = {f"{mbit:g}": asdict(own) for mbit, own in lone.items()}
+    return {"settings": settings, "rows": rows, "ray": ray}, problems(rows, bench.fragments)
 
 
 class Lab:
@@ -98,21 +99,19 @@ class Lab:
         """One run. FleetError if it fails."""
         before, began = self.links.crossed(), time.monotonic()
         done = self.hosts.run(task)
-        wall_s, after = time.monotonic() - began, self.links.crossed()
-        samples = [sample for sample in self.links.samples() if sample.at > began - 1.0]
-        return done, Seen([a - b for a, b in zip(after, before, strict=True)], wall_s, samples)
+        after = self.links.crossed()
+        samples = [sample for sample in self.links.samples() if sample.at > began]
+        return done, Seen([a - b for a, b in zip(after, before, strict=True)], samples)
 
 
-def _rows(
-    bench: Bench, options: argparse.Namespace, lab: Lab, console: Console
-) -> tuple[list[Row], dict[float, dict[str, Any]]]:
+def _rows(bench: Bench, options: argparse.Namespace, lab: Lab, console: Console) -> tuple[list[Row], dict[float, Lone]]:
     rows, lone = [], {}
     lab.links.shape(max(options.mbit))
     lab.run(LONE)  # processes start, and import what they need
     for mbit in options.mbit:
         lab.links.shape(mbit)
         own = Lone.of(*lab.run(LONE))
-        lone[mbit] = {"up": own.up, "down": own.down}
+        lone[mbit] = own
         found = {name: Found(name, mbit, bench.window(name)) for name in options.strategies}
         for _ in range(options.turns):
             for name in options.strategies:
@@ -170,9 +169,9 @@ COLUMNS = (
 )
 
 
-def _table(rows: list[Row], lone: dict[str, Any]) -> Table:
-    rates = [f"{max(lone[way]) / 1e3:.0f} kB/s {way}" for way in ("up", "down")]
-    caption = f"Ray alone: {', '.join(rates)} on the link with most"
+def _table(rows: list[Row], lone: Lone) -> Table:
+    up, down = (rate / 1e3 for rate in lone.most_per_s())
+    caption = f"Ray alone: {up:.0f} kB/s up, {down:.0f} kB/s down on the link with most"
     table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
     for column in COLUMNS:
         table.add_column(column, justify="right" if column else "left", no_wrap=True)

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from jobs.benchmarks.link_run import Done, Task
 from jobs.benchmarks.link_traffic import binned, peak_over_mean
 from jobs.benchmarks.links import Crossed, Sample
@@ -72,28 +74,51 @@ class Bench:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the links saw of a run: what has crossed each, in `wall_s` seconds, and samples over time."""
+    """What the links saw of a run: what has crossed each, and samples over time."""
 
     crossed: list[Crossed]
-    wall_s: float
     samples: list[Sample]
 
 
 @dataclass(frozen=True)
-class Lone:
-    """Ray's own traffic, bytes a second by host, without headers: replicas train, and exchange next to nothing."""
+class Own:
+    """What Ray itself sends over one link in one direction, in bytes without headers: so many for a run to begin and to
+    end, and so many a second between."""
 
-    up: list[float]
-    down: list[float]
+    ends: float
+    per_s: float
+
+    def of(self, train_s: float) -> float:
+        """Bytes of a run that trains so long."""
+        return self.ends + self.per_s * train_s
+
+
+@dataclass(frozen=True)
+class Lone:
+    """Ray's own traffic by host: replicas train, and exchange next to nothing."""
+
+    up: list[Own]
+    down: list[Own]
 
     @classmethod
     def of(cls, done: Done, seen: Seen) -> "Lone":
         """From a run of `LONE`."""
-        up, down = done.summary["wire_bytes_up"], done.summary["wire_bytes_down"]
-        return cls(
-            [max(0.0, link.payload_up - up) / seen.wall_s for link in seen.crossed],
-            [max(0.0, link.payload_down - down) / seen.wall_s for link in seen.crossed],
-        )
+        begin, end = _trained(done)
+        (within,) = binned(seen.samples, begin, end, end - begin)
+        first, last = seen.samples[0].at, seen.samples[-1].at
+        (whole,) = binned(seen.samples, first, last, last - first)
+        shares = within / np.maximum(whole, 1.0)
+        sent = [link.payload_up - done.summary["wire_bytes_up"] for link in seen.crossed]
+        sent += [link.payload_down - done.summary["wire_bytes_down"] for link in seen.crossed]
+        own = [
+            Own(max(0, all_) * (1 - share), max(0, all_) * share / (end - begin))
+            for all_, share in zip(sent, shares.tolist(), strict=True)
+        ]
+        return cls(own[: len(seen.crossed)], own[len(seen.crossed) :])
+
+    def most_per_s(self) -> tuple[float, float]:
+        """Up and down, of the link with most."""
+        return max(own.per_s for own in self.up), max(own.per_s for own in self.down)
 
 
 @dataclass
@@ -135,8 +160,10 @@ def measured(window: tuple[int, int], done: Done, seen: Seen, lone: Lone, inner_
     rounds = (last - first) // first
     bins = binned(seen.samples, begin, end, step_s * inner_steps / BINS)
     up, down = done.summary["wire_bytes_up"], done.summary["wire_bytes_down"]
-    net_up = max(link.payload_up - own * seen.wall_s for link, own in zip(seen.crossed, lone.up, strict=True))
-    net_down = max(link.payload_down - own * seen.wall_s for link, own in zip(seen.crossed, lone.down, strict=True))
+    started, ended = _trained(done)
+    train_s = ended - started
+    net_up = max(link.payload_up - own.of(train_s) for link, own in zip(seen.crossed, lone.up, strict=True))
+    net_down = max(link.payload_down - own.of(train_s) for link, own in zip(seen.crossed, lone.down, strict=True))
     return {
         "utilisation": statistics.fmean(m.utilisation(first, last) for m in done.marks),
         "utilisation_said": done.summary["utilisation"],
@@ -154,6 +181,11 @@ def measured(window: tuple[int, int], done: Done, seen: Seen, lone: Lone, inner_
         "lost_packets": sum(link.lost for link in seen.crossed),
         "parameters": done.marks[0].parameters,
     }
+
+
+def _trained(done: Done) -> tuple[float, float]:
+    """When the first replica began to train, and the last one ended."""
+    return min(marks.at[0] for marks in done.marks), max(marks.at[-1] for marks in done.marks)
 
 
 def _mean(rounds: Sequence[Mapping[str, Any]], key: str) -> float:

@@ -10,7 +10,7 @@ from jobs import benchmark
 from jobs.benchmarks import link, link_loop, link_rows
 from jobs.benchmarks.link_figure import draw
 from jobs.benchmarks.link_loop import InnerClock, Loop, Marks
-from jobs.benchmarks.link_rows import DDP, DILOCO, FRAGMENTS, NAMES, OVERLAPPED, Bench, Found, Lone, Seen
+from jobs.benchmarks.link_rows import DDP, DILOCO, FRAGMENTS, NAMES, OVERLAPPED, Bench, Found, Lone, Own, Seen
 from jobs.benchmarks.link_run import Done
 from jobs.benchmarks.link_traffic import binned, peak_over_mean
 from jobs.benchmarks.links import HEADERS, Crossed, Sample
@@ -134,9 +134,9 @@ def a_run():
     marks = [Marks(at, [float(k) for k in range(9)], 50), Marks(at, [0.0, 1, 2, 3, 4, 5, 6, 7, 10], 50)]
     summary = {"wire_bytes_up": 10_000, "wire_bytes_down": 10_000, "utilisation": 0.75}
     rounds = [{"step": 4, "exchange_s": 9.0, "outer_s": 9.0}, {"step": 8, "exchange_s": 3.0, "outer_s": 0.5}]
-    links = [crossed(10_000 + 20 * 50, 9_000), crossed(9_000, 9_900 + 20 * 10)]
+    links = [crossed(10_000 + 18 * 50 + 70, 9_000), crossed(9_000, 9_900 + 18 * 10)]
     samples = [Sample(0.0, (0, 0), (0, 0)), Sample(18.0, (1800, 0), (0, 0))]
-    return Done(marks, summary, rounds), Seen(links, 20.0, samples)
+    return Done(marks, summary, rounds), Seen(links, samples)
 
 
 def crossed(up, down):
@@ -144,9 +144,11 @@ def crossed(up, down):
 
 
 def test_what_is_made_of_a_run():
-    done, seen = a_run()
+    none, (done, seen) = Own(0.0, 0.0), a_run()
     found = Found("topk_diloco", 20.0, (4, 8))
-    found.add(done, seen, Lone([50.0, 0.0], [0.0, 10.0]), replace(BENCH, inner_steps=4, rounds=1))
+    found.add(
+        done, seen, Lone([Own(70.0, 50.0), none], [none, Own(0.0, 10.0)]), replace(BENCH, inner_steps=4, rounds=1)
+    )
     row = found.row()
     assert (row["rounds"], row["rounds_due"]) == (2, 2)
     assert row["utilisation_said"] == 0.75
@@ -171,9 +173,16 @@ def test_of_several_runs_the_mean_counts_and_of_peaks_the_worst():
 
 def test_what_ray_sends_anyway_is_told_from_a_run_that_exchanges_next_to_nothing():
     done, seen = a_run()
-    lone = Lone.of(replace(done, summary={"wire_bytes_up": 10_000, "wire_bytes_down": 9_000}), seen)
-    assert lone.up == [50.0, 0.0]
-    assert lone.down == [0.0, 55.0]
+    # from a time before training on: a third of what host 0 sends, all of what host 1 is sent; 18 s of training
+    samples = [Sample(-9.0, (0, 0), (0, 0)), Sample(0.0, (30, 0), (0, 0)), Sample(18.0, (90, 0), (0, 5))]
+    done = replace(done, summary={"wire_bytes_up": 10_700, "wire_bytes_down": 9_900})
+    lone = Lone.of(done, replace(seen, samples=samples))
+    assert lone.up[0].ends == pytest.approx(90.0)
+    assert lone.up[0].per_s == pytest.approx(10.0)
+    assert lone.up[0].of(9.0) == pytest.approx(180.0)
+    assert (lone.down[1].ends, lone.down[1].per_s) == (0.0, 10.0)
+    assert lone.up[1] == lone.down[0] == Own(0.0, 0.0)
+    assert lone.most_per_s() == pytest.approx((10.0, 10.0))
 
 
 def row(strategy, used, mbit=20.0, peak=1.2, off=0.01):
