@@ -8,6 +8,7 @@ from ray_lowcomm.engine.overlap import Measured, measured, next_overlap
 from ray_lowcomm.engine.totals import Totals
 
 from .desk import ROUNDS, Desk, H, only
+from .local_run import Setup, mlp
 
 
 def late(replicas=2, overlap=3, **more):
@@ -344,3 +345,34 @@ def test_the_data_are_not_dealt_anew_for_a_stop():
     only(desk.take(2), m.Stop)
     desk.vote(0, 1)
     assert [(c.leave, c.dealt) for c in only(desk.take(0, 1), m.Commit)] == [("Ctrl-C", ())] * 2
+
+
+# ---- with replicas ----------------------------------------------------------------------------------------------
+
+TOPK = {"name": "topk_diloco", "inner_steps": H, "chunk_size": 4, "topk": 3}
+
+
+def test_auto_is_given_to_all_replicas_alike(tmp_path):
+    outcome = Setup(str(tmp_path), TOPK | {"overlap_steps": "auto"}, steps=5 * H, model=mlp()).go()
+    assert not outcome.failure
+    late = [record["overlap_steps"] for record in outcome.records]
+    assert (late[0], late[-1]) == (0, 0)  # nothing was measured yet; nothing is trained afterwards
+    assert all(1 <= steps <= H for steps in late[1:-1])
+    assert outcome.summary["inner_steps"] == 3 * 5 * H
+    assert len(set(outcome.summary["state_digests"].values())) == 1
+
+
+@pytest.mark.parametrize("overlap", [1, 3, H])
+def test_who_takes_as_few_steps_as_its_round_is_late_launches_at_once(tmp_path, monkeypatch, overlap):
+    """A pace that leaves replica 1 no step more than it must take."""
+
+    def slow(pace, nominal, seconds, late=0):
+        return {member: nominal if member != 1 or not nominal else max(1, late) for member in seconds}
+
+    monkeypatch.setattr("ray_lowcomm.engine.closing.planned_steps", slow)
+    outcome = Setup(str(tmp_path), TOPK | {"overlap_steps": overlap}, steps=4 * H, model=mlp()).go()
+    assert not outcome.failure
+    assert [record["step"] for record in outcome.records] == [H, 2 * H, 3 * H, 4 * H]
+    assert [len(outcome.trace[i]) for i in range(3)] == [4 * H, H + 3 * overlap, 4 * H]
+    assert outcome.summary["inner_steps"] == sum(map(len, outcome.trace.values()))
+    assert len(set(outcome.summary["state_digests"].values())) == 1
