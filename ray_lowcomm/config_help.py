@@ -85,7 +85,7 @@ MEANINGS = {
     "strategy.overlap_steps": "steps between making a message and applying it (auto: as few as hide its exchange)",
     "strategy.fragments": "parts that the parameters are sent in, each at a time of its own",
     "strategy.fragment_order": "strided: layer i is in part i mod P; sequential: neighbours are together",
-    "strategy.mix": "share of its own parameters with which a replica goes on, 0 to 1 (null: all its steps stay)",
+    "strategy.mix": "share of its own parameters with which a replica goes on late, 0 to 1 (keep: its steps stay)",
     "fleet.replicas": "copies of the model that train; [2, 8]: as many as the cluster has room for",
     "fleet.address": "of the Ray cluster (null: RAY_ADDRESS, else a local one)",
     "fleet.resources_per_replica": "what Ray gives each: --fleet.resources_per_replica.GPU 1",

@@ -6,8 +6,9 @@ meta device where its factory allows that.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from ray_lowcomm import strategies
 from ray_lowcomm.config import TrainConfig
+from ray_lowcomm.core.fragments import Fragment
 from ray_lowcomm.core.layout import Layout
 from ray_lowcomm.core.memory import Spare
 from ray_lowcomm.core.moments import Moments
@@ -23,15 +25,16 @@ from ray_lowcomm.core.optimizers import Optimizers
 from ray_lowcomm.core.payload import Combine, Payload
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import InnerSettings, ModelSettings
-from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.core.tracks import PARAMS
 from ray_lowcomm.engine.attempt import sharded_bytes
 from ray_lowcomm.engine.buffers import BufferSync
 from ray_lowcomm.engine.combine import exchanged_at_once
 from ray_lowcomm.engine.messages import Bytes, Plan
 from ray_lowcomm.engine.transport import bytes_moved
-from ray_lowcomm.strategies.coded import CodedTracks
+from ray_lowcomm.strategies.composite import Composite
 from ray_lowcomm.strategies.contract import Strategy
 from ray_lowcomm.strategies.gathered import Gathered
+from ray_lowcomm.strategies.residual import ResidualInModel
 from ray_lowcomm.strategies.sharded import Sharded
 
 PIECES_IN_FLIGHT = 4  # of a vector that is being averaged
@@ -41,20 +44,23 @@ PIECES_IN_FLIGHT = 4  # of a vector that is being averaged
 class Message:
     """A payload without its values: `numel` elements of `dtype`, in shards of so many if it is cut into such.
 
-    `whole`: of those in shards, elements in chunks of which all is sent.
+    `op` is its name. `whole`: of those in shards, elements in chunks of which all is sent. `elements`: of what it is
+    made of. `copied`: elements of a copy that is kept until it is applied.
     """
 
-    track: str
+    op: str
     combine: Combine
     numel: int
     dtype: torch.dtype
     shards: tuple[int, ...] = ()
     whole: int = 0
+    elements: int = 0
+    copied: int = 0
 
     @classmethod
-    def of(cls, track: str, payload: Payload) -> "Message":
+    def of(cls, op: str, payload: Payload) -> "Message":
         """What is left of a payload when its values are forgotten."""
-        return cls(track, payload.combine, payload.data.numel(), payload.data.dtype)
+        return cls(op, payload.combine, payload.data.numel(), payload.data.dtype)
 
     @property
     def payload(self) -> Payload:
@@ -129,67 +135,109 @@ def sizes_of(model: nn.Module, buffers: Literal["average", "local", "first"]) ->
     parameters = trainable_parameters(model)
     layout = Layout.of({name: p.data for name, p in parameters.items()}, work_dtype(list(parameters.values())))
     sync = BufferSync(model, buffers)
-    messages = tuple(Message.of(op.track, sync.propose(op).payload) for op in sync.ops(1, 1, "after_step"))
+    messages = tuple(Message.of(op.id, sync.propose(op).payload) for op in sync.ops(1, 1, "after_step"))
     return ModelSizes(layout, messages)
 
 
 def run_cost(config: TrainConfig, sizes: ModelSizes) -> RunCost:
     """What a run of these settings sends with a model of these sizes."""
     settings = strategies.resolve(config.strategy, config.inner.steps)
-    tracks = _Shapes(sizes.layout, _optimizer(config.inner))
+    tracks = HollowTracks(sizes.layout, Optimizers(_optimizer(config.inner)))
     strategy = strategies.build(settings, tracks)
     schedule = strategies.schedule(settings, strategies.moments_of(tracks), config.run.seed, config.inner.steps)
-    rounds: Counter[tuple[str, ...]] = Counter()
+    rounds: Counter[tuple[SyncOp, ...]] = Counter()
     step = 0
     while (following := schedule.next_step(step)) is not None:
         step = following
-        rounds[tuple(op.track for op in schedule.ops(step))] += 1
+        late = bool(settings.overlap_steps) and step < config.inner.steps
+        rounds[tuple(replace(op, launch=0, apply=int(late)) for op in schedule.ops(step))] += 1
 
     world = config.fleet.max_replicas
-    sent = {track: _message(strategy, track, world) for track in {track for tracks in rounds for track in tracks}}
+    sent = {op: _message(strategy, op, world) for op in {op for ops in rounds for op in ops}}
     moved: Counter[str] = Counter(dict.fromkeys(("up", "down", "buffer", "wire_up", "wire_down"), 0))
     collectives: Counter[Combine] = Counter()
     for due, count in rounds.items():
-        messages = [*(sent[track] for track in due), *sizes.buffers]
+        messages = [*(sent[op] for op in due), *sizes.buffers]
         for kind, amount in _moved(messages, world).items():
             moved[kind] += amount * count
         for message in messages if world > 1 else ():
             collectives[message.combine] += count
-    room = max((_room(sizes.layout, [sent[track] for track in due], world) for due in rounds), default=0)
+    room = max((_room(sizes.layout, [sent[op] for op in due], world) for due in rounds), default=0)
     return RunCost(config.inner.steps, world, rounds.total(), dict(moved), dict(collectives), room)
 
 
 def _room(layout: Layout, messages: list[Message], world: int) -> int:
     """Bytes of vectors and messages in a round: a mean takes the place of what was to be averaged; for packed messages
     one vector does for all of them, and all that are received are there. Where messages are sent in shards chunks that
-    are sent whole are copied, and each owner adds two vectors of its shard. An evaluation, too, takes a vector."""
+    are sent whole are copied, and each owner adds two vectors of its shard. What is applied late has a copy from its
+    launch. An evaluation, too, takes a vector."""
+    item = layout.dtype.itemsize
     dense = sum(message.payload.nbytes for message in messages if message.combine == "mean")
     packed = sum(message.numel for message in messages if message.combine != "mean")
+    vector = max((message.elements for message in messages if message.combine != "mean"), default=0) * item
     whole = sum(message.whole for message in messages)
-    owned = 2 * layout.nbytes // world if any(message.shards for message in messages) else 0
-    in_flight = (
-        PIECES_IN_FLIGHT * min(layout.numel, exchanged_at_once(layout.numel)) * layout.dtype.itemsize if dense else 0
-    )
-    return max(
-        layout.nbytes,
-        dense
-        + in_flight
-        + (layout.nbytes + (world + 1) * packed + whole * layout.dtype.itemsize + owned if packed else 0),
-    )
+    owned = 2 * vector // world if any(message.shards for message in messages) else 0
+    copies = sum(message.copied for message in messages) * item
+    in_flight = PIECES_IN_FLIGHT * min(layout.numel, exchanged_at_once(layout.numel)) * item if dense else 0
+    coded = vector + (world + 1) * packed + whole * item + owned
+    return max(layout.nbytes, copies + dense + in_flight + coded)
 
 
-class _Shapes(Tracks):
-    """Tracks that have a layout and no values: whatever is read is on the meta device."""
+class Hollow:
+    """A track that has a layout and no values: whatever is read is on the meta device."""
 
-    def __init__(self, layout: Layout, optimizer: torch.optim.Optimizer) -> None:
-        self.layout, self.optimizers, self.parameters, self.spare = layout, Optimizers(optimizer), {}, Spare()
-        self.moments = Moments(self.optimizers)
+    def __init__(self, layout: Layout, name: str = PARAMS) -> None:
+        self.layout, self.name, self.spare = layout, name, Spare()
 
-    def read(self, track: str, out: Tensor | None = None) -> Tensor:
+    def read(self, out: Tensor | None = None) -> Tensor:
+        """A vector [n]."""
         return torch.empty(self.layout.numel, dtype=self.layout.dtype, device="meta")
 
+    def each(self) -> Iterator[Tensor]:
+        """Tensors in their shapes."""
+        return iter(self.layout.split(self.read()))
+
+    def write(self, flat: Tensor) -> None:
+        """Nothing."""
+
+    def write_bounded(self, flat: Tensor, least: float) -> None:
+        """Nothing."""
+
     def below(self, flat: Tensor, out: Tensor | None = None) -> Tensor:
-        return torch.empty_like(flat)
+        """A vector [n]."""
+        return self.read()
+
+    def add(self, flat: Tensor, alpha: float = 1.0) -> None:
+        """Nothing."""
+
+    def room(self) -> Tensor:
+        """A vector [n]."""
+        return self.read()
+
+
+@dataclass(frozen=True)
+class HollowTracks:
+    """The tracks of a model of this layout, without a model."""
+
+    layout: Layout
+    optimizers: Optimizers
+
+    @cached_property
+    def moments(self) -> Moments:
+        """Which there are does not depend on the model."""
+        return Moments(self.optimizers)
+
+    def part(self, fragment: Fragment | None = None) -> Hollow:
+        """The parameters, or a fragment."""
+        return Hollow(self.layout if fragment is None else fragment.layout)
+
+    def gradients(self) -> Hollow:
+        """As many as parameters."""
+        return Hollow(self.layout)
+
+    def moment(self, name: str) -> Hollow:
+        """As many as parameters."""
+        return Hollow(self.layout, name)
 
 
 def _optimizer(inner: InnerSettings) -> torch.optim.Optimizer:
@@ -199,17 +247,20 @@ def _optimizer(inner: InnerSettings) -> torch.optim.Optimizer:
     return make_optimizer(nn.Linear(1, 1), inner)
 
 
-def _message(strategy: Strategy, track: str, world: int) -> Message:
-    if isinstance(strategy, CodedTracks):
-        strategy = strategy.of(track)
-    if isinstance(strategy, Gathered) and isinstance(strategy.combiner, Sharded):
+def _message(whole: Strategy, op: SyncOp, world: int) -> Message:
+    strategy = whole.of(op.track, op.fragment) if isinstance(whole, Composite) else whole
+    if not isinstance(strategy, Gathered):
+        proposal = strategy.propose(op)
+        strategy.discard(proposal.id)
+        message = Message.of(op.id, proposal.payload)
+        return replace(message, elements=message.numel, copied=message.numel if op.apply > op.launch else 0)
+    elements = strategy.codec.plan.layout.numel
+    late = op.apply > op.launch and not isinstance(strategy, ResidualInModel)
+    form = Message(op.id, "gather", 0, torch.uint8, (), 0, elements, elements if late else 0)
+    if isinstance(strategy.combiner, Sharded):
         shards = tuple(shard.nbytes for shard in strategy.combiner.shards(world))
-        return Message(track, "sharded", sum(shards), torch.uint8, shards, _whole(strategy))
-    if isinstance(strategy, Gathered):  # to encode would need values
-        return Message(track, "gather", strategy.codec.nbytes, torch.uint8)
-    proposal = strategy.propose(SyncOp(track, 1, 1))
-    strategy.discard(proposal.id)
-    return Message.of(track, proposal.payload)
+        return replace(form, combine="sharded", numel=sum(shards), shards=shards, whole=_whole(strategy))
+    return replace(form, numel=strategy.codec.nbytes)  # to encode would need values
 
 
 def _whole(strategy: Gathered[Any]) -> int:
@@ -218,7 +269,7 @@ def _whole(strategy: Gathered[Any]) -> int:
 
 def _moved(messages: list[Message], world: int) -> Bytes:
     """Bytes of one round, of the replica with most: the lowest rank sends what the others only receive."""
-    payloads = [(f"{message.track}@1", message.payload) for message in messages if not message.shards]
+    payloads = [(message.op, message.payload) for message in messages if not message.shards]
     members = tuple(range(world))
     sizes = {op: (payload.nbytes,) * world for op, payload in payloads}
     plan = Plan(0, 1, members, (1 / world,) * world, sizes, deadline_s=1.0)

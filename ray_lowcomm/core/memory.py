@@ -21,6 +21,8 @@ class Spare:
 
     The first use of fresh memory costs as much as ten copies of the vector or more, where a virtual machine's host has
     taken back what was freed. On a GPU nothing is kept: the allocator does, and lends it to training in between.
+
+    Of fragments of a model, which are not all equally long, the front of what is kept is lent.
     """
 
     def __init__(self) -> None:
@@ -32,12 +34,16 @@ class Spare:
         return 0 if self._kept is None else self._kept.numel() * self._kept.element_size()
 
     def take(self, like: Tensor) -> Tensor:
-        """A vector in the shape, dtype and place of `like`, with any content: the kept one if it fits."""
+        """A vector [n] in the length, dtype and place of `like`, with any content: the kept one, or its front."""
         kept, self._kept = self._kept, None
-        fits = kept is not None and (kept.shape, kept.dtype, kept.device) == (like.shape, like.dtype, like.device)
-        return kept if kept is not None and fits else uninitialised(like)
+        fits = kept is not None and (kept.dtype, kept.device) == (like.dtype, like.device)
+        if kept is None or not fits or kept.numel() < like.numel():
+            return uninitialised(like)
+        return kept if kept.numel() == like.numel() else kept[: like.numel()]
 
     def give(self, vector: Tensor) -> None:
-        """Keep a vector that nobody uses any more."""
+        """Keep a vector [n] that nobody uses any more, and all of what it is the front of."""
         if vector.device.type == "cpu":
-            self._kept = vector
+            storage = vector.untyped_storage()
+            count = storage.nbytes() // vector.element_size()
+            self._kept = vector if count == vector.numel() else vector.new_empty(0).set_(storage, 0, (count,), (1,))

@@ -215,7 +215,8 @@ class StrategySettings:
     the optimizer keeps for each parameter in its shape (`moment_period`). `overlap_steps`: a message is applied that
     many inner steps after it was made (`auto`: as few as hide its exchange). `fragments`: parameters are sent in so
     many parts, each at a time of its own; `fragment_order`: layer i is in part i mod P (`strided`), or layers that
-    follow each other are. `mix`: the share of its own parameters with which a replica goes on, α of Streaming DiLoCo.
+    follow each other are. `mix`: the share of its own parameters with which a replica goes on from a round that is
+    applied late, α of Streaming DiLoCo (`keep`: from the shared ones, with all its steps since the launch).
     `value_bits` (32, 16, 8, 4, 2, 1) and `rounding` are of the values sent;
     `value_format` is of those of 4 bits (`e3m0`: sign and exponent only). `combine`, of coded messages: every replica
     receives all (`gather`), or of 1/W of the chunks, whose sum it compresses again and sends to all (`sharded`).
@@ -249,7 +250,7 @@ class StrategySettings:
     overlap_steps: int | Literal["auto"] | None = None
     fragments: int | None = None
     fragment_order: Literal["strided", "sequential"] | None = None
-    mix: float | None = None
+    mix: float | Literal["keep"] | None = None
 
     def __post_init__(self) -> None:
         _choices("strategy", self)
@@ -261,7 +262,7 @@ class StrategySettings:
         _fraction("strategy", self, "outer_momentum")
         for name in ("residual_decay", "mix"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
+            if value is not None and value != "keep" and not 0 <= value <= 1:
                 raise SettingError(f"strategy.{name}", value, "must be between 0 and 1")
 
 

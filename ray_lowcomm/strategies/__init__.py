@@ -6,7 +6,7 @@ from typing import Any
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.schedule import Schedule
 from ray_lowcomm.core.settings import StrategySettings
-from ray_lowcomm.core.tracks import PARAMS, Tracks
+from ray_lowcomm.core.tracks import PARAMS, TrackSet
 from ray_lowcomm.strategies import local_adam, track_codecs
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
 from ray_lowcomm.strategies.dct_momentum import DCT_MOMENTUM
@@ -15,6 +15,7 @@ from ray_lowcomm.strategies.desloc import DESLOC
 from ray_lowcomm.strategies.diloco import DILOCO
 from ray_lowcomm.strategies.local_sgd import LOCAL_SGD
 from ray_lowcomm.strategies.sparse_loco import SPARSE_LOCO
+from ray_lowcomm.strategies.streaming import dense_bytes, fragments_of
 from ray_lowcomm.strategies.topk_diloco import TOPK_DILOCO
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -103,12 +104,12 @@ def remarks(strategy: Strategy, settings: StrategySettings, steps: int) -> tuple
     return strategy.remarks() + algorithm(settings.name).remarks(strategy, settings, steps)
 
 
-def moments_of(tracks: Tracks) -> tuple[str, ...]:
+def moments_of(tracks: TrackSet) -> tuple[str, ...]:
     """The moments of the replica's optimizer, as `schedule` wants them."""
     return tracks.moments.names
 
 
-def build(settings: StrategySettings, tracks: Tracks, seed: int = 0) -> Strategy:
+def build(settings: StrategySettings, tracks: TrackSet, seed: int = 0) -> Strategy:
     """The strategy of one replica, from resolved settings; `seed` is the replica's own, for stochastic rounding."""
     return algorithm(settings.name).build(settings, tracks, seed)
 
@@ -120,6 +121,8 @@ __all__ = [
     "algorithm",
     "build",
     "check_inner",
+    "dense_bytes",
+    "fragments_of",
     "lasting",
     "moments_of",
     "remarks",

@@ -1,4 +1,4 @@
-"""The anchor: fp32 shared parameters with their outer optimizer, held alike by every replica."""
+"""The anchor: an fp32 shared copy of a track, with its outer optimizer, held alike by every replica."""
 
 from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
@@ -9,10 +9,11 @@ from torch import Tensor
 from ray_lowcomm.core.digest import digest_tensors
 from ray_lowcomm.core.errors import CheckpointError, PayloadError
 from ray_lowcomm.core.guards import all_finite
+from ray_lowcomm.core.layout import Layout
 from ray_lowcomm.core.outer import OuterOptimizer
 from ray_lowcomm.core.payload import Received
 from ray_lowcomm.core.schedule import SyncOp
-from ray_lowcomm.core.tracks import PARAMS, Tracks
+from ray_lowcomm.core.track import Track
 from ray_lowcomm.core.weights import differences
 from ray_lowcomm.strategies.contract import State
 
@@ -27,27 +28,27 @@ class Anchor:
     `mix`: with which share of its own parameters a replica goes on from a round that is applied late (None: `go_on`).
     """
 
-    def __init__(self, tracks: Tracks, outer: OuterOptimizer, mix: float | None = None) -> None:
-        self.tracks, self.outer, self.mix = tracks, outer, mix
-        self.values = tracks.read(PARAMS)
+    def __init__(self, track: Track, outer: OuterOptimizer, mix: float | None = None) -> None:
+        self.track, self.outer, self.mix = track, outer, mix
+        self.values = track.read()
         self.momentum = outer.start(self.values)
 
     def pseudo_gradient(self, out: Tensor | None = None) -> Tensor:
         """Anchor − local parameters, flat [n]: what this replica has and the anchor has not. In `out` if given;
         otherwise to be released."""
-        return self.tracks.below(self.values, out)
+        return self.track.below(self.values, out)
 
     def at_launch(self, op: SyncOp) -> Tensor | None:
         """The parameters as they are, flat [n], where inner steps follow before `op` is applied; None where none do."""
-        return self.tracks.read(PARAMS, self.tracks.room()) if op.apply > op.launch else None
+        return self.track.read(self.track.room()) if op.apply > op.launch else None
 
     def behind(self, launch: Tensor, out: Tensor | None = None) -> Tensor:
         """Anchor − what `at_launch` gave, flat [n], in `out` if given: the pseudo-gradient of that launch."""
-        return torch.sub(self.values, launch, out=self.tracks.room() if out is None else out)
+        return torch.sub(self.values, launch, out=self.track.room() if out is None else out)
 
     def release(self, vector: Tensor) -> None:
         """Lend a vector [n] that nobody uses any more to the next pseudo-gradient."""
-        self.tracks.spare.give(vector)
+        self.track.spare.give(vector)
 
     def step(self, pseudo_gradient: Tensor) -> None:
         """Outer step along the mean pseudo-gradient, flat [n], which is left alone."""
@@ -88,7 +89,7 @@ class Anchor:
 
     def load_into_model(self) -> None:
         """Set the replica's parameters to the anchor."""
-        self.tracks.write(PARAMS, self.values)
+        self.track.write(self.values)
 
     def go_on(self, launch: Tensor | None) -> None:
         """The replica goes on from the anchor, θ_r ← θ: `launch` is what `at_launch` gave, and is released.
@@ -100,23 +101,23 @@ class Anchor:
             self.load_into_model()
             return
         if self.mix is None:
-            self.tracks.add(torch.sub(self.values, launch, out=launch))
+            self.track.add(torch.sub(self.values, launch, out=launch))
         else:
-            self.tracks.add(self.tracks.below(self.values, launch), 1.0 - self.mix)
+            self.track.add(self.track.below(self.values, launch), 1.0 - self.mix)
         self.release(launch)
 
     def state(self) -> State:
         """Anchor and momentum by parameter name."""
-        layout = self.tracks.layout
+        layout = self.track.layout
         state = layout.named(self.values, ANCHOR)
         return state if self.momentum is None else state | layout.named(self.momentum, MOMENTUM)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state` returned. A momentum that the saved run did not have starts at zero."""
-        collect(self.tracks, state, ANCHOR, self.values)
+        collect(self.track.layout, state, ANCHOR, self.values)
         if self.momentum is not None:
             has = any(name.startswith(MOMENTUM) for name in state)
-            collect(self.tracks, state, MOMENTUM, self.momentum) if has else self.momentum.zero_()
+            collect(self.track.layout, state, MOMENTUM, self.momentum) if has else self.momentum.zero_()
 
     def digest(self) -> str:
         """Hash of anchor and momentum."""
@@ -175,13 +176,12 @@ def check_mean(received: Received) -> None:
         raise PayloadError("the mean received is not finite: values overflow when they are added up")
 
 
-def collect(tracks: Tracks, state: Mapping[str, Tensor], prefix: str, out: Tensor) -> Tensor:
+def collect(layout: Layout, state: Mapping[str, Tensor], prefix: str, out: Tensor) -> Tensor:
     """`out`, flat [n], with saved tensors by prefixed parameter name; left alone where they do not fit.
 
     Raises:
         CheckpointError: a parameter is missing, is none of the model's or has another shape; all of them are named.
     """
-    layout = tracks.layout
     saved = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     wanted = {n: torch.empty(s, device="meta") for n, s in zip(layout.names, layout.shapes, strict=True)}
     differing = differences(wanted, saved)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ray_lowcomm.core.payload import Proposal, Received
 from ray_lowcomm.core.schedule import Due, SyncOp
 from ray_lowcomm.core.settings import StrategySettings
-from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.core.tracks import TrackSet
 
 State = dict[str, Tensor]
 
@@ -113,7 +113,7 @@ class Algorithm:
 
     defaults: Mapping[str, Any]
     due: Callable[[StrategySettings, tuple[str, ...], int], Due]
-    build: Callable[[StrategySettings, Tracks, int], Strategy]
+    build: Callable[[StrategySettings, TrackSet, int], Strategy]
     final: tuple[str, ...] = ("params",)
     derived: Callable[[StrategySettings, int | None], StrategySettings] = field(
         default=lambda settings, steps: settings

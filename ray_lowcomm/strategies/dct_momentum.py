@@ -9,14 +9,15 @@ parameters (`residual: model`, B4a) or in a buffer (`residual: buffer`, B4). The
 from dataclasses import replace
 
 from ray_lowcomm.core.settings import StrategySettings
-from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.core.tracks import TrackSet
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
 from ray_lowcomm.strategies.dct_paper import build_paper
 from ray_lowcomm.strategies.residual import check_residual, unused_fields
-from ray_lowcomm.strategies.tiles import MEASURED, build_tiles, due, enough, with_measured
+from ray_lowcomm.strategies.streaming import STREAMED
+from ray_lowcomm.strategies.tiles import MEASURED, build_tiles, enough, tiles_due, with_measured
 
 
-def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
+def _build(settings: StrategySettings, tracks: TrackSet, seed: int) -> Strategy:
     if settings.variant == "paper":
         return build_paper(settings, tracks, seed)
     return build_tiles(settings, tracks, seed, transform=True)
@@ -26,7 +27,7 @@ def _unused(settings: StrategySettings) -> dict[str, str]:
     unused = unused_fields(replace(settings, value_bits=_value_bits(settings)))
     if settings.variant != "paper":
         return unused
-    own = ("residual", "residual_decay", "reduce", "outer_optimizer", "overlap_steps", "combine")
+    own = ("residual", "residual_decay", "reduce", "outer_optimizer", "combine", *STREAMED)
     return unused | dict.fromkeys(own, "is not used by strategy.variant: paper")
 
 
@@ -47,7 +48,7 @@ def _value_bits(settings: StrategySettings) -> int:
 
 DCT_MOMENTUM = Algorithm(
     defaults={**MEASURED, "value_bits": None, "variant": "consistent"},
-    due=due,
+    due=tiles_due,
     build=_build,
     derived=_derived,
     unused=_unused,

@@ -15,7 +15,7 @@ from ray_lowcomm.core.outer import OuterOptimizer
 from ray_lowcomm.core.payload import Proposal, Received
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import StrategySettings
-from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.core.tracks import TrackSet
 from ray_lowcomm.strategies.anchor import Anchor, collect
 from ray_lowcomm.strategies.contract import State
 from ray_lowcomm.strategies.gathered import Gather, Gathered
@@ -62,27 +62,27 @@ class DctPaper(Gathered[None]):
 
     def local_state(self) -> State:
         """Own anchor and momentum."""
-        layout = self.anchor.tracks.layout
+        layout = self.anchor.track.layout
         return layout.named(self.anchor.values, OWN) | layout.named(self.momentum, MOMENTUM)
 
     def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor] | None) -> None:
         """A joiner starts at its donor's anchor with an empty momentum."""
-        tracks = self.anchor.tracks
+        layout = self.anchor.track.layout
         if local is None:
             self.anchor.load(shared)
             self.momentum.zero_()
             self.anchor.load_into_model()
         else:
-            collect(tracks, local, OWN, self.anchor.values)
-            collect(tracks, local, MOMENTUM, self.momentum)
+            collect(layout, local, OWN, self.anchor.values)
+            collect(layout, local, MOMENTUM, self.momentum)
 
 
-def build_paper(settings: StrategySettings, tracks: Tracks, seed: int) -> DctPaper:
+def build_paper(settings: StrategySettings, tracks: TrackSet, seed: int) -> DctPaper:
     """Sides by the largest-divisor rule; `topk` coefficients of each block, however small (clamped to its size)."""
-    anchor = Anchor(tracks, OuterOptimizer("sgd", settings.outer_lr or 1.0, 0.0))
+    anchor = Anchor(tracks.part(), OuterOptimizer("sgd", settings.outer_lr or 1.0, 0.0))
     topk = settings.topk or 32
     codec = TopK(
-        ChunkPlan.divisors(tracks.layout, settings.chunk_size or 64),
+        ChunkPlan.divisors(anchor.track.layout, settings.chunk_size or 64),
         lambda elements: min(topk, elements),
         values=value_format(settings),
         seed=seed,

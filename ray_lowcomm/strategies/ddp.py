@@ -8,7 +8,7 @@ from ray_lowcomm.core.digest import digest_tensors
 from ray_lowcomm.core.payload import Payload, Proposal, Received
 from ray_lowcomm.core.schedule import Due, SyncOp, every
 from ray_lowcomm.core.settings import StrategySettings
-from ray_lowcomm.core.tracks import GRADS, PARAMS, Tracks
+from ray_lowcomm.core.tracks import GRADS, TrackSet
 from ray_lowcomm.strategies.anchor import ANCHOR, check_mean, collect
 from ray_lowcomm.strategies.contract import Algorithm, State, Strategy
 
@@ -20,19 +20,19 @@ class DDP:
     unshared: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
 
-    def __init__(self, tracks: Tracks) -> None:
-        self.tracks = tracks
+    def __init__(self, tracks: TrackSet) -> None:
+        self.gradients, self.parameters = tracks.gradients(), tracks.part()
         self._open: set[str] = set()
 
     def propose(self, op: SyncOp) -> Proposal:
         """The gradient, dense."""
         self._open.add(op.id)
-        return Proposal(op.id, Payload.mean(lambda out: self.tracks.read(GRADS, out)))
+        return Proposal(op.id, Payload.mean(self.gradients.read))
 
     def apply(self, proposal: str, received: Received) -> None:
         """The mean gradient replaces the replica's own."""
         self._open.remove(proposal)
-        self.tracks.write(GRADS, received.parts[0])
+        self.gradients.write(received.parts[0])
 
     def check(self, proposal: str, received: Received) -> None:
         """The mean must be finite."""
@@ -44,8 +44,8 @@ class DDP:
 
     def shared_state(self) -> State:
         """The parameters."""
-        names = self.tracks.layout.names
-        return {ANCHOR + name: value for name, value in zip(names, self.tracks.each(PARAMS), strict=True)}
+        names = self.parameters.layout.names
+        return {ANCHOR + name: value for name, value in zip(names, self.parameters.each(), strict=True)}
 
     def local_state(self) -> State:
         """Nothing."""
@@ -53,12 +53,12 @@ class DDP:
 
     def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor] | None) -> None:
         """Parameters are shared state, so they are written in either case."""
-        read = self.tracks.read(PARAMS)
-        self.tracks.write(PARAMS, collect(self.tracks, shared, ANCHOR, read))
+        read = self.parameters.read()
+        self.parameters.write(collect(self.parameters.layout, shared, ANCHOR, read))
 
     def shared_parameters(self) -> Tensor:
         """The parameters, flat [n]."""
-        return self.tracks.read(PARAMS)
+        return self.parameters.read()
 
     def remarks(self) -> tuple[str, ...]:
         """Nothing to say."""
@@ -66,14 +66,14 @@ class DDP:
 
     def digest(self) -> str:
         """Hash of the parameters."""
-        return digest_tensors(self.tracks.each(PARAMS))
+        return digest_tensors(self.parameters.each())
 
 
 def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due:
     return every({GRADS: 1}, point="after_backward")
 
 
-def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
+def _build(settings: StrategySettings, tracks: TrackSet, seed: int) -> Strategy:
     return DDP(tracks)
 
 

@@ -11,13 +11,17 @@ from torch import Tensor
 
 from ray_lowcomm.core.outer import OuterOptimizer
 from ray_lowcomm.core.payload import Payload, Proposal, Received
-from ray_lowcomm.core.schedule import Due, SyncOp, every
+from ray_lowcomm.core.schedule import Due, SyncOp
 from ray_lowcomm.core.settings import StrategySettings
-from ray_lowcomm.core.tracks import PARAMS, Tracks
+from ray_lowcomm.core.track import Track
+from ray_lowcomm.core.tracks import TrackSet
 from ray_lowcomm.strategies.anchor import Anchor, Anchored
+from ray_lowcomm.strategies.composite import build_alone
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
-from ray_lowcomm.strategies.overlap import OVERLAP, check_overlap, unused_mix
 from ray_lowcomm.strategies.residual import VALUES, dense_codec, unused_fields, value_format, with_residual
+from ray_lowcomm.strategies.streaming import check_streamed, due
+
+MIX = 0.5  # as in Streaming DiLoCo, and the better one here: docs/log.md
 
 
 class DiLoCo(Anchored[Tensor | None]):
@@ -38,17 +42,21 @@ class DiLoCo(Anchored[Tensor | None]):
 
 
 def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due:
-    return every({PARAMS: settings.inner_steps or 1})
+    return due(settings)
 
 
-def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
+def _build(settings: StrategySettings, tracks: TrackSet, seed: int) -> Strategy:
     outer = OuterOptimizer(
         settings.outer_optimizer or "nesterov", settings.outer_lr or 1.0, settings.outer_momentum or 0.0
     )
-    anchor = Anchor(tracks, outer, settings.mix)
-    if settings.value_bits == 32:
-        return DiLoCo(anchor)
-    return with_residual(settings, anchor, dense_codec(settings, anchor, seed))
+
+    def make(track: Track) -> Strategy:
+        anchor = Anchor(track, outer, None if settings.mix == "keep" else settings.mix)
+        if settings.value_bits == 32:
+            return DiLoCo(anchor)
+        return with_residual(settings, anchor, dense_codec(settings, anchor, seed))
+
+    return build_alone(settings, tracks, make)
 
 
 def _unused(settings: StrategySettings) -> dict[str, str]:
@@ -57,9 +65,10 @@ def _unused(settings: StrategySettings) -> dict[str, str]:
         unused |= dict.fromkeys(("residual", "residual_decay", "combine"), "needs strategy.value_bits below 32")
     elif _residual(settings) == "none":
         unused["residual_decay"] = "needs strategy.residual: model or buffer"
-    if settings.value_bits != 32 and _residual(settings) != "none":
+    if not settings.overlap_steps:
+        unused["mix"] = "needs strategy.overlap_steps of 1 or more, or auto"
+    elif settings.value_bits != 32 and _residual(settings) != "none":
         unused["mix"] = "needs strategy.residual: none: what was not sent would be sent twice"
-    unused |= unused_mix(settings)
     return unused
 
 
@@ -76,7 +85,7 @@ def _residual(settings: StrategySettings) -> Literal["model", "buffer", "none"]:
 
 def _check(settings: StrategySettings) -> None:
     value_format(settings)
-    check_overlap(settings)
+    check_streamed(settings)
 
 
 DILOCO = Algorithm(
@@ -88,8 +97,7 @@ DILOCO = Algorithm(
         **VALUES,
         "residual": None,
         "residual_decay": None,
-        **OVERLAP,
-        "mix": None,
+        "mix": MIX,
     },
     due=_due,
     build=_build,

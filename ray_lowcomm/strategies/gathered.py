@@ -21,6 +21,7 @@ from ray_lowcomm.strategies.contract import State
 
 Open = TypeVar("Open")
 OWNERS = "shard_owners"  # in the shared state of a run with `combine: sharded`
+OF_OWNERS = (OWNERS, "owner_residual/")  # what is of no parameter: with fragments a fragment's tag follows
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class Gather:
 
     def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor] | None) -> None:
         """There is nothing to take over but that there were owners."""
-        self._owners = shared.get(OWNERS)
+        self._owners = owners_in(shared).get(OWNERS)
 
     def _unowned(self) -> int:
         """Numbers of a residual that had owners."""
@@ -151,6 +152,14 @@ class Gather:
             except PayloadError as error:
                 raise PayloadError(f"message of replica {member}: {error}") from error
         return parsed
+
+
+def owners_in(shared: Mapping[str, Tensor]) -> State:
+    """The owners of a saved run, also of one whose parameters were in other fragments (their residuals are lost)."""
+    if OWNERS in shared:
+        return {OWNERS: shared[OWNERS]}
+    found = [value for name, value in shared.items() if name.startswith(f"{OWNERS}/")]
+    return {OWNERS: found[0]} if found else {}
 
 
 class Gathered(Anchored[Open], Generic[Open]):

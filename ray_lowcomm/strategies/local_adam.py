@@ -2,23 +2,26 @@
 
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.outer import OuterOptimizer
-from ray_lowcomm.core.schedule import Due, every
+from ray_lowcomm.core.schedule import Due
 from ray_lowcomm.core.settings import StrategySettings
-from ray_lowcomm.core.tracks import PARAMS, Tracks
-from ray_lowcomm.strategies.averaging import PeriodicAveraging
+from ray_lowcomm.core.tracks import TrackSet
+from ray_lowcomm.strategies.anchor import Anchor
+from ray_lowcomm.strategies.averaging import Averaged, AveragedMoment
+from ray_lowcomm.strategies.composite import Composite, build_parameters
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
-from ray_lowcomm.strategies.overlap import OVERLAP, check_overlap
+from ray_lowcomm.strategies.streaming import STREAMED, check_streamed, due, unused_streamed
 
 
 def _due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due:
-    return every(dict.fromkeys((PARAMS, *moments), settings.inner_steps or 1))
+    return due(settings, *moments)
 
 
-def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
+def _build(settings: StrategySettings, tracks: TrackSet, seed: int) -> Strategy:
     moments = tracks.moments.names
     if not moments:
         raise needs_moments(tracks.optimizers.name, tracks.moments.remarks())
-    return PeriodicAveraging(tracks, moments, OuterOptimizer("none"))
+    parts, fragments = build_parameters(settings, tracks, lambda track: Averaged(Anchor(track, OuterOptimizer("none"))))
+    return Composite(tracks, parts | {(name, None): AveragedMoment(tracks.moment(name)) for name in moments}, fragments)
 
 
 def needs_moments(optimizer: str, remarks: tuple[str, ...] = ()) -> SettingError:
@@ -28,15 +31,16 @@ def needs_moments(optimizer: str, remarks: tuple[str, ...] = ()) -> SettingError
 
 
 def _remarks(strategy: Strategy, settings: StrategySettings, steps: int) -> tuple[str, ...]:
-    assert isinstance(strategy, PeriodicAveraging)
+    assert isinstance(strategy, Composite)
     return strategy.tracks.moments.remarks()
 
 
 LOCAL_ADAM = Algorithm(
-    defaults={"inner_steps": 32, **OVERLAP},
+    defaults={"inner_steps": 32, **STREAMED},
     due=_due,
     build=_build,
-    check=check_overlap,
+    unused=unused_streamed,
+    check=check_streamed,
     remarks=_remarks,
     averages_moments=True,
 )

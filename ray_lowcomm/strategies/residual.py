@@ -19,8 +19,8 @@ from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.strategies.anchor import Anchor, collect
 from ray_lowcomm.strategies.contract import State, Strategy
 from ray_lowcomm.strategies.gathered import Combiner, Gather, Gathered
-from ray_lowcomm.strategies.overlap import check_overlap
 from ray_lowcomm.strategies.sharded import Sharded
+from ray_lowcomm.strategies.streaming import STREAMED, check_streamed, unused_streamed
 
 RESIDUAL, SPECTRUM = "residual/", "residual_dct/"
 TABLE_RUN = 4096  # values that share a table in a dense message: 0.008 bits a value for a float32
@@ -52,15 +52,15 @@ class ResidualInModel(Gathered[Tensor | None]):
         """Outer step of the anchor; the replica moves with it and keeps what it has not sent."""
         taken = self.combiner.take(proposal, received)
         unshared = self._open.pop(proposal)
-        tracks, faded = self.anchor.tracks, 1.0 - self.decay
+        track, faded = self.anchor.track, 1.0 - self.decay
         if unshared is None:
-            unshared = tracks.room()
+            unshared = track.room()
         else:
-            tracks.add(unshared, faded)
+            track.add(unshared, faded)
         mean = taken.mean(out=unshared)
-        tracks.add(self.anchor.step_(mean), -self.anchor.outer.rate)
+        track.add(self.anchor.step_(mean), -self.anchor.outer.rate)
         if received.included or faded:
-            tracks.add(self.codec.decode_mean([taken.own], [received.included - faded], out=mean))
+            track.add(self.codec.decode_mean([taken.own], [received.included - faded], out=mean))
         self.anchor.release(mean)
 
 
@@ -100,7 +100,7 @@ class ResidualInBuffer(Gathered[tuple[Tensor, Tensor | None]]):
 
     def local_state(self) -> State:
         """The residual, and what the combiner has."""
-        return super().local_state() | self.anchor.tracks.layout.named(self.residual, self._prefix)
+        return super().local_state() | self.anchor.track.layout.named(self.residual, self._prefix)
 
     def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor] | None) -> None:
         """A joiner starts at the anchor with an empty residual."""
@@ -108,7 +108,7 @@ class ResidualInBuffer(Gathered[tuple[Tensor, Tensor | None]]):
         if local is None:
             self.residual.zero_()
         else:
-            collect(self.anchor.tracks, local, self._prefix, self.residual)
+            collect(self.anchor.track.layout, local, self._prefix, self.residual)
 
     @property
     def _prefix(self) -> str:
@@ -139,20 +139,23 @@ class NoResidual(Gathered[tuple[Tensor, Tensor | None]]):
         self.anchor.go_on(launch)
 
 
-def with_residual(
-    settings: StrategySettings, anchor: Anchor, codec: TopK, in_model: type[ResidualInModel] = ResidualInModel
-) -> Strategy:
+def with_residual(settings: StrategySettings, anchor: Anchor, codec: TopK) -> Strategy:
     """The strategy that sends what `codec` makes of pseudo-gradients; the settings say how messages become one, and
     where the residual is."""
     kinds: dict[str, Callable[[Anchor, Combiner, StrategySettings], Strategy]]
-    kinds = {"model": in_model, "buffer": ResidualInBuffer, "none": NoResidual}
+    kinds = {"model": ResidualInModel, "buffer": ResidualInBuffer, "none": NoResidual}
+    return kinds[settings.residual or "none"](anchor, combiner_of(settings, codec), settings)
+
+
+def combiner_of(settings: StrategySettings, codec: TopK) -> Combiner:
+    """How messages become one."""
     combiner = Sharded if settings.combine == "sharded" else Gather
-    return kinds[settings.residual or "none"](anchor, combiner(codec, settings.reduce or "replicas"), settings)
+    return combiner(codec, settings.reduce or "replicas")
 
 
 def dense_codec(settings: StrategySettings, anchor: Anchor, seed: int) -> TopK:
     """The codec that sends every value, with a table for each run of 4,096."""
-    plan = ChunkPlan.runs(anchor.tracks.layout, TABLE_RUN)
+    plan = ChunkPlan.runs(anchor.track.layout, TABLE_RUN)
     form, device = value_format(settings), anchor.values.device
     return TopK(plan, lambda elements: elements, False, form, table_per_chunk=True, seed=seed, device=device)
 
@@ -167,6 +170,7 @@ def unused_fields(settings: StrategySettings) -> dict[str, str]:
     unused = unused_outer_fields(settings)
     if settings.value_bits != 4:
         unused["value_format"] = "needs strategy.value_bits: 4"
+    unused |= unused_streamed(settings)
     if settings.value_bits == 32:
         unused["rounding"] = "needs strategy.value_bits below 32"
     return unused
@@ -185,7 +189,7 @@ def check_residual(settings: StrategySettings) -> None:
     value_format(settings)
     if settings.residual == "none":
         raise SettingError("strategy.residual", "none", f"must be model or buffer for {settings.name}")
-    check_overlap(settings)
+    check_streamed(settings)
 
 
-VALUES = {"value_bits": 32, "value_format": "linear", "rounding": "nearest", "combine": "gather"}
+VALUES = {"value_bits": 32, "value_format": "linear", "rounding": "nearest", "combine": "gather", **STREAMED}

@@ -23,7 +23,7 @@ from ray_lowcomm.core.codecs.topk import Encoded, Kept, Reduce, TopK
 from ray_lowcomm.core.errors import PayloadError
 from ray_lowcomm.core.payload import Payload, Received, Seats
 from ray_lowcomm.strategies.contract import State
-from ray_lowcomm.strategies.gathered import OWNERS, Outgoing, Taken
+from ray_lowcomm.strategies.gathered import OWNERS, Outgoing, Taken, owners_in
 
 RESIDUAL, CHUNKS, PLAN = "owner_residual/values", "owner_residual/chunks", "owner_residual/plan"
 
@@ -168,7 +168,8 @@ class Sharded:
 
     def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor] | None) -> None:
         """Take over what was saved. A residual of other chunks means nothing here: it is lost, and will be counted."""
-        self.owners = tuple(shared[OWNERS].tolist()) if OWNERS in shared else ()
+        found = owners_in(shared)
+        self.owners = tuple(found[OWNERS].tolist()) if found else ()
         self.held = None
         if local is not None and RESIDUAL in local and torch.equal(local[PLAN].cpu(), self._plan()):
             start, stop = local[CHUNKS].tolist()

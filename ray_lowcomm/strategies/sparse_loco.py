@@ -7,14 +7,13 @@ With `residual: model` what was not sent stays in the replica's own parameters i
 from dataclasses import replace
 
 from ray_lowcomm.core.settings import StrategySettings
-from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.core.tracks import TrackSet
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
-from ray_lowcomm.strategies.overlap import OVERLAP
 from ray_lowcomm.strategies.residual import VALUES, check_residual, unused_fields
-from ray_lowcomm.strategies.tiles import build_tiles, due, too_few_rounds, with_decay
+from ray_lowcomm.strategies.tiles import build_tiles, tiles_due, too_few_rounds, with_decay
 
 
-def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
+def _build(settings: StrategySettings, tracks: TrackSet, seed: int) -> Strategy:
     return build_tiles(settings, tracks, seed, transform=False)
 
 
@@ -35,9 +34,8 @@ SPARSE_LOCO = Algorithm(
         **VALUES,
         "value_bits": 2,
         "reduce": "replicas",
-        **OVERLAP,
     },
-    due=due,
+    due=tiles_due,
     build=_build,
     derived=_derived,
     unused=unused_fields,

@@ -10,14 +10,16 @@ from typing import Any
 from ray_lowcomm.core.chunks import ChunkPlan
 from ray_lowcomm.core.codecs.topk import TopK, kept_per_chunk
 from ray_lowcomm.core.outer import OuterOptimizer
-from ray_lowcomm.core.schedule import Due, every
+from ray_lowcomm.core.schedule import Due
 from ray_lowcomm.core.settings import StrategySettings
-from ray_lowcomm.core.tracks import PARAMS, Tracks
+from ray_lowcomm.core.track import Track
+from ray_lowcomm.core.tracks import TrackSet
 from ray_lowcomm.strategies.anchor import Anchor
+from ray_lowcomm.strategies.composite import build_alone, parts_of
 from ray_lowcomm.strategies.contract import Strategy
 from ray_lowcomm.strategies.gathered import Gathered
-from ray_lowcomm.strategies.overlap import OVERLAP
 from ray_lowcomm.strategies.residual import VALUES, value_format, with_residual
+from ray_lowcomm.strategies.streaming import due
 
 MEASURED: dict[str, Any] = {
     "inner_steps": 16,
@@ -31,29 +33,32 @@ MEASURED: dict[str, Any] = {
     **VALUES,
     "value_bits": 1,
     "reduce": "senders",
-    **OVERLAP,
 }
 
 
 TIMES, MOST = 3, 1 / 6
 
 
-def due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due:
-    """A round every H steps."""
-    return every({PARAMS: settings.inner_steps or 1})
+def tiles_due(settings: StrategySettings, moments: tuple[str, ...], seed: int) -> Due:
+    """A round every H steps, of each fragment."""
+    return due(settings)
 
 
-def build_tiles(settings: StrategySettings, tracks: Tracks, seed: int, *, transform: bool) -> Strategy:
+def build_tiles(settings: StrategySettings, tracks: TrackSet, seed: int, *, transform: bool) -> Strategy:
     """The strategy of resolved settings; `seed` is the replica's own."""
     outer = OuterOptimizer(settings.outer_optimizer or "sgd", settings.outer_lr or 1.0, settings.outer_momentum or 0.0)
-    anchor = Anchor(tracks, outer)
-    return with_residual(settings, anchor, tile_codec(settings, anchor, seed, transform=transform))
+
+    def make(track: Track) -> Strategy:
+        anchor = Anchor(track, outer)
+        return with_residual(settings, anchor, tile_codec(settings, anchor, seed, transform=transform))
+
+    return build_alone(settings, tracks, make)
 
 
 def tile_codec(settings: StrategySettings, anchor: Anchor, seed: int, *, transform: bool) -> TopK:
     """The codec that keeps `topk` of each tile of `chunk_size` x `chunk_size`."""
     size = settings.chunk_size or 64
-    plan, kept = ChunkPlan.tiles(anchor.tracks.layout, size), kept_per_chunk(settings.topk or 64, size)
+    plan, kept = ChunkPlan.tiles(anchor.track.layout, size), kept_per_chunk(settings.topk or 64, size)
     form, device = value_format(settings), anchor.values.device
     spectral = transform and settings.residual == "buffer"
     return TopK(plan, kept, transform, form, seed=seed, device=device, spectral=spectral)
@@ -78,14 +83,15 @@ def _rounds(settings: StrategySettings, steps: int) -> int:
 
 def too_few_rounds(strategy: Strategy, settings: StrategySettings, steps: int) -> tuple[str, ...]:
     """A remark if a run of so many inner steps has too few rounds for a replica to send each entry once."""
-    if not isinstance(strategy, Gathered):
+    codecs = [part.codec for part in parts_of(strategy) if isinstance(part, Gathered)]
+    if not codecs:
         return ()
-    rounds, plan = _rounds(settings, steps), strategy.codec.plan
-    chunks = ((cut.group.count, min(cut.group.elements, rounds * cut.kept)) for cut in strategy.codec.cuts)
-    sent = sum(count * entries for count, entries in chunks)
-    if sent == plan.layout.numel:
+    rounds, cuts = _rounds(settings, steps), [cut for codec in codecs for cut in codec.cuts]
+    sent = sum(cut.group.count * min(cut.group.elements, rounds * cut.kept) for cut in cuts)
+    entries = sum(codec.plan.layout.numel for codec in codecs)
+    if sent == entries:
         return ()
-    most = f"in {rounds} rounds a replica can send {100 * sent // plan.layout.numel}% of its entries"
+    most = f"in {rounds} rounds a replica can send {100 * sent // entries}% of its entries"
     ways = (
         "lower strategy.inner_steps or raise strategy.topk (topk_diloco and dct_momentum choose it, if it is left out)"
     )

@@ -11,16 +11,16 @@ are. In `jobs.benchmark learning` it reaches the lowest loss for its bytes, so i
 from dataclasses import replace
 
 from ray_lowcomm.core.settings import StrategySettings
-from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.core.tracks import TrackSet
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
 from ray_lowcomm.strategies.residual import check_residual, unused_fields
-from ray_lowcomm.strategies.tiles import MEASURED, build_tiles, due, enough, too_few_rounds, with_measured
+from ray_lowcomm.strategies.tiles import MEASURED, build_tiles, enough, tiles_due, too_few_rounds, with_measured
 
 SIDE = 256
 SHARE = 1520 / SIDE**2  # of a chunk; docs/log.md
 
 
-def _build(settings: StrategySettings, tracks: Tracks, seed: int) -> Strategy:
+def _build(settings: StrategySettings, tracks: TrackSet, seed: int) -> Strategy:
     return build_tiles(settings, tracks, seed, transform=False)
 
 
@@ -31,7 +31,7 @@ def _derived(settings: StrategySettings, steps: int | None) -> StrategySettings:
 
 TOPK_DILOCO = Algorithm(
     defaults=MEASURED | {"chunk_size": SIDE},
-    due=due,
+    due=tiles_due,
     build=_build,
     derived=_derived,
     unused=unused_fields,

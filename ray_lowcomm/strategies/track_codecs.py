@@ -4,13 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ray_lowcomm.core.codecs.formats import ValueFormat
-from ray_lowcomm.core.codecs.topk import TopK, kept_per_chunk
+from ray_lowcomm.core.codecs.topk import kept_per_chunk
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.settings import StrategySettings, TrackCodec
 from ray_lowcomm.core.tracks import PARAMS
-from ray_lowcomm.strategies.anchor import Anchor
-from ray_lowcomm.strategies.residual import dense_codec
-from ray_lowcomm.strategies.tiles import tile_codec
 
 OTHERS = "default"
 
@@ -51,14 +48,6 @@ def check_has(codecs: Codecs, tracks: tuple[str, ...], optimizer: str) -> None:
         if track not in (*tracks, OTHERS):
             allowed = f"no such track; with {optimizer} there are {', '.join((*tracks, OTHERS))}"
             raise SettingError(f"strategy.codec.{track}", _shown(codec), allowed)
-
-
-def build_codec(codec: TrackCodec, anchor: Anchor, seed: int) -> TopK:
-    """The codec of a track; `seed` is the replica's own."""
-    settings = as_settings(codec)
-    if codec.topk is None:
-        return dense_codec(settings, anchor, seed)
-    return tile_codec(settings, anchor, seed, transform=codec.transform == "dct")
 
 
 def as_settings(codec: TrackCodec) -> StrategySettings:

@@ -122,11 +122,21 @@ CASES = [
     Case("dct_buffer_overlap", _of("dct_momentum", residual="buffer", overlap_steps=1, **DCT)),
     Case("sparse_loco_overlap", _of("sparse_loco", overlap_steps=1, combine="sharded", **TILES)),
     Case("topk_overlap", _of("topk_diloco", residual_decay=0.9, overlap_steps=1, **TILES)),
-    Case("diloco_overlap", _of("diloco", inner_steps=2, overlap_steps=1)),
-    Case("diloco_mix", _of("diloco", inner_steps=2, overlap_steps=1, mix=0.5)),
-    Case("diloco_int8_overlap", _of("diloco", inner_steps=2, overlap_steps=1, value_bits=8)),
+    Case("diloco_overlap", _of("diloco", inner_steps=2, overlap_steps=1, mix="keep")),
+    Case("diloco_mix", _of("diloco", inner_steps=2, overlap_steps=1)),
+    Case("diloco_int8_overlap", _of("diloco", inner_steps=2, overlap_steps=1, value_bits=8, mix="keep")),
     Case("local_adam_overlap", _of("local_adam", inner_steps=2, overlap_steps=1)),
     Case("desloc_overlap", _of("desloc", outer_optimizer="nesterov", overlap_steps=1, **LATE)),
     Case("desloc_codec_overlap", _of("desloc", codec=CODEC, overlap_steps=1, **LATE)),
+    # parameters in fragments, each at its own time
+    Case("topk_fragments", _of("topk_diloco", fragments=2, fragment_order="sequential", **TILES)),
+    Case("dct_fragments", _of("dct_momentum", residual="buffer", combine="sharded", fragments=2, **DCT)),
+    Case("sparse_loco_fragments", _of("sparse_loco", fragments=2, **TILES)),
+    Case("local_adam_fragments", _of("local_adam", inner_steps=2, fragments=2)),
+    Case("desloc_fragments", _of("desloc", codec=BUFFERED, fragments=2, **LATE)),
+    # both: Streaming DiLoCo, and the like
+    Case("diloco_streaming", _of("diloco", inner_steps=4, fragments=2, overlap_steps=1, **E3M0)),
+    Case("diloco_dense_streaming", _of("diloco", inner_steps=4, fragments=2, overlap_steps=1)),
+    Case("topk_streaming", _of("topk_diloco", fragments=2, overlap_steps=1, **TILES | {"inner_steps": 4})),
 ]
 BY_ID = {case.id: case for case in CASES}

@@ -9,6 +9,7 @@ from ray_lowcomm.core.digest import digest_tensors
 from ray_lowcomm.core.errors import PayloadError
 from ray_lowcomm.engine.checkpoint import Source, load_member, save_tensors
 from ray_lowcomm.engine.storage import Storage
+from ray_lowcomm.strategies import resolve
 
 from .bench import Member, conclude, exchange, member, members, play_round, propose, train_meanwhile, train_to_launch
 from .cases import CASES, Case
@@ -122,7 +123,7 @@ def test_a_retry_after_further_steps_sends_and_applies_the_same(case: Case) -> N
         assert [one.snapshot() for one in fleet] == [one.snapshot() for one in twins]
 
 
-LATE = [case for case in CASES if case.settings.overlap_steps and case.settings.mix is None]
+LATE = [c for c in CASES if c.settings.overlap_steps and resolve(c.settings).mix in (None, "keep")]
 
 
 @pytest.mark.parametrize("case", LATE, ids=repr)

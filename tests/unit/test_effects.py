@@ -104,6 +104,8 @@ CASES = {
     "strategy.codec": Case('{"params": {"topk": 8}}', strategy, DESLOC),
     "strategy.periods": Case("random", strategy, DESLOC),
     "strategy.overlap_steps": Case("2", strategy),
+    "strategy.fragments": Case("2", strategy),
+    "strategy.fragment_order": Case("sequential", strategy, one("strategy.fragments", "2")),
     "strategy.mix": Case("0.25", strategy, (*one("strategy.name", "diloco"), *one("strategy.overlap_steps", "2"))),
     "fleet.replicas": Case("3"),
     "fleet.address": Case("host:1"),

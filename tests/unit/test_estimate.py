@@ -46,6 +46,8 @@ RUNS = {
     "dct, as published": [
         *(*GPT, "--strategy.name", "dct_momentum", "--strategy.variant", "paper", "--strategy.inner_steps", "4"),
     ],
+    "topk, in parts": [*GPT, "--strategy.inner_steps", "4", "--strategy.fragments", "4"],
+    "diloco, in parts": [*GPT, "--strategy.name", "diloco", "--strategy.inner_steps", "4", "--strategy.fragments", "2"],
     "topk, applied later": [*GPT, "--strategy.overlap_steps", "2", "--strategy.inner_steps", "4"],
     "alone": [*GPT, "--fleet.replicas", "1", "--strategy.inner_steps", "4"],
 }

@@ -44,8 +44,8 @@ def compare(got: list[tuple[np.ndarray, np.ndarray]], expected: list[tuple[np.nd
 
 
 @pytest.mark.parametrize("overlap", [1, 2, 4])
-@pytest.mark.parametrize("mix", [None, 0.0, 0.3, 1.0])
-def test_dense_diloco_keeps_its_steps_or_mixes_them(tmp_path, overlap: int, mix: float | None) -> None:
+@pytest.mark.parametrize("mix", ["keep", None, 0.0, 0.3, 1.0])
+def test_dense_diloco_keeps_its_steps_or_mixes_them(tmp_path, overlap: int, mix: float | str | None) -> None:
     """θ_r ← θ_new − (θ_r at launch − θ_r now), or α θ_r now + (1 − α) θ_new."""
     world, outer = ref.World(W), ref.Nesterov(ETA, MU)
     for number in range(ROUNDS):
@@ -59,10 +59,11 @@ def test_dense_diloco_keeps_its_steps_or_mixes_them(tmp_path, overlap: int, mix:
         for r in range(W):
             if last:  # the run ends here, so it is applied at once
                 world.own[r] = world.anchor.copy()
-            elif mix is None:
+            elif mix == "keep":
                 world.own[r] = world.anchor - (launch[r] - world.own[r])
             else:
-                world.own[r] = mix * world.own[r] + (1 - mix) * world.anchor
+                alpha = 0.5 if mix is None else mix
+                world.own[r] = alpha * world.own[r] + (1 - alpha) * world.anchor
         world.note()
     settings = StrategySettings(
         name="diloco", inner_steps=H, overlap_steps=overlap, outer_lr=ETA, outer_momentum=MU, mix=mix
@@ -118,7 +119,13 @@ def test_moments_keep_their_steps_and_second_ones_stay_non_negative() -> None:
 def test_parameters_of_low_precision_keep_the_steps_of_their_masters() -> None:
     """What an outer step adds is far below what bf16 shows, and inner steps are bf16's own."""
     settings = StrategySettings(
-        name="diloco", inner_steps=2, overlap_steps=2, outer_optimizer="sgd", outer_lr=1e-4, outer_momentum=0.0
+        name="diloco",
+        inner_steps=2,
+        overlap_steps=2,
+        outer_optimizer="sgd",
+        outer_lr=1e-4,
+        outer_momentum=0.0,
+        mix="keep",
     )
     fleet = [member(Case("diloco", settings), i, fill(HalfPrecision())) for i in range(2)]
     ops = train_to_launch(fleet)

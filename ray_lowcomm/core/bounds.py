@@ -11,19 +11,13 @@ smaller. (Byte GPT, 400 steps, H = 8, k = 64 of the parameters in 1 bit: loss 2.
 import torch
 from torch import Tensor, nn
 
-from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.core.moments import Moments
 
 FIRST_MOMENT = "exp_avg"
 
 
-def write_bounded(tracks: Tracks, moment: str, flat: Tensor, least: float) -> None:
-    """Set a moment to `flat` [n], which is left alone, within the bounds that the module tells of."""
-    for parameter, part in zip(tracks.parameters.values(), tracks.layout.split(flat), strict=True):
-        tracks.moments.write(parameter, moment, _bounded(tracks, moment, parameter, part, least))
-
-
-def _bounded(tracks: Tracks, moment: str, parameter: nn.Parameter, after: Tensor, least: float) -> Tensor:
-    moments = tracks.moments
+def bounded(moments: Moments, moment: str, parameter: nn.Parameter, after: Tensor, least: float) -> Tensor:
+    """What a moment of a parameter becomes that was to be `after`, in its shape, within the bounds told of above."""
     if moments.not_negative(moment):
         before = moments.read(parameter, moment).to(after.dtype)
         return torch.maximum(after, before * least)
