@@ -92,9 +92,10 @@ def test_who_leaves_leaves_its_samples_to_the_others(tmp_path, strategy):
     assert up_to(positions) == setup.committed
 
 
-def test_who_dies_loses_its_round_and_gets_a_share_again(tmp_path):
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_who_dies_loses_its_round_and_gets_a_share_again(tmp_path, strategy):
     fault = Fault("kill", replica=1, round=3)
-    setup, outcome = run(tmp_path, STRATEGIES["diloco"], replicas=(1, 3), faults=(fault,))
+    setup, outcome = run(tmp_path, STRATEGIES[strategy], replicas=(1, 3), faults=(fault,))
     members = [record["members"] for record in outcome.records]
     assert members == [[0, 1, 2]] * 2 + [[0, 2]] + [[0, 1, 2]] * 7
     summary = outcome.summary

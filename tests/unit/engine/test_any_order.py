@@ -1,0 +1,143 @@
+"""Replicas that launch, vote, save, die, come back, leave and are stopped in any order: nobody waits for ever."""
+
+import random
+
+import pytest
+
+from ray_lowcomm.core.settings import CheckpointSettings
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.membership import PRESENT
+
+from .desk import SIZE, Desk, H
+
+ROUNDS = 8
+# where a member that dies had parts of the last checkpoint to write, the run cannot have ended as it should
+EXCUSES = ("a replica died before the final model and checkpoint were whole",)
+
+
+class Player:
+    """One replica as the driver sees it: what it would ask next, and whether it waits for an answer."""
+
+    def __init__(self, index):
+        self.index, self.over = index, False
+        self.start()
+
+    def start(self):
+        """A new process."""
+        self.waits, self.incarnation, self.round = False, 0, 0
+        self.next = [m.Join(self.index, "as built", {"model.dense_bytes": str(SIZE)})]
+
+    def arrival(self):
+        sizes = (m.PayloadSize(f"params@{self.round}", "mean", SIZE),)
+        return m.Arrival(self.index, self.incarnation, self.round, True, H, 8, 1.0, 1.0, sizes, "same", {self.index: 8})
+
+    def hear(self, answer, luck):
+        """Take an answer; requests that follow are made in this order, each when its turn comes."""
+        self.waits = False
+        if isinstance(answer, m.Noted):
+            return
+        if isinstance(answer, m.Plan):
+            ok, digest = luck.random() > 0.15, f"round {answer.round}"
+            self.next = [m.Vote(self.index, self.incarnation, answer.generation, ok, digest, exchange_s=luck.random())]
+        elif isinstance(answer, m.Reset):
+            self.next = [m.Join(self.index, "as built", {"model.dense_bytes": str(SIZE)}, reason=answer.reason)]
+        elif isinstance(answer, m.Stop):
+            self._end(answer.checkpoint, answer.write_shared)
+        elif isinstance(answer, m.Welcome):
+            self.incarnation, self.round = answer.incarnation, answer.round
+            self._go_on(answer.serve, answer.launch is not None)
+        else:
+            self.round = answer.round
+            if answer.inner_steps:
+                self._go_on(answer.serve, True, answer.checkpoint, answer.write_shared)
+            else:
+                self._end(answer.checkpoint, answer.write_shared)
+
+    def _go_on(self, serve, launches, checkpoint=None, shared=False):
+        self.next = [m.Offer(self.index, self.round, serve, "state", 1)] if serve else []
+        self.next += self._saved(checkpoint, shared)
+        self.next += [self.arrival() if launches else m.Finished(self.index, "same")]
+
+    def _end(self, checkpoint, shared):
+        self.next = [*self._saved(checkpoint, shared), m.Finished(self.index, "same")]
+
+    def _saved(self, folder, shared):
+        files = {"shared.safetensors": (1, "a")} if shared else {}
+        return [m.Saved(self.index, self.round, files, "", {self.index: 8}, folder)] if folder else []
+
+
+class Play:
+    """Lets one player after another go on, in an order of its own for each seed."""
+
+    def __init__(self, desk, seed):
+        self.desk, self.luck = desk, random.Random(seed)
+        self.players = [Player(index) for index in desk.answers]
+        self.dealt = {}  # round -> what its commits have said
+
+    def go(self, deaths=0, leavers=0, stop=False):
+        """Play until nobody has anything to say any more, with so many accidents on the way."""
+        accidents = [self.die] * deaths + [self.leave] * leavers + [self.stop] * stop
+        self.luck.shuffle(accidents)
+        for _ in range(3000):
+            if accidents and self.luck.random() < 0.02:
+                accidents.pop()()
+            able = [player for player in self.players if player.next and not player.waits]
+            if able:
+                self.say(self.luck.choice(able))
+            elif all(player.over for player in self.players):
+                return
+            else:
+                self.desk.wait(1)
+                assert self.desk.now < 200, [(p.index, p.waits, p.next) for p in self.players]
+            self.hear()
+        raise AssertionError("the run does not come to an end")
+
+    def say(self, player):
+        request = player.next.pop(0)
+        if isinstance(request, m.Arrival) and self.desk.coordinator.stopping and self.luck.random() < 0.5:
+            request = m.Paused(player.index, player.incarnation, player.round)
+        player.waits = True
+        player.over = isinstance(request, m.Finished)
+        self.desk.send(request)
+
+    def hear(self):
+        for player in self.players:
+            for answer in self.desk.answers[player.index]:
+                assert player.waits, answer  # no answer without a question
+                if isinstance(answer, m.Commit):
+                    said = self.dealt.setdefault(answer.round, (answer.dealt, answer.overlap))
+                    assert said == (answer.dealt, answer.overlap)
+                player.hear(answer, self.luck)
+            self.desk.answers[player.index].clear()
+
+    def die(self):
+        player = self.luck.choice(self.players)
+        member = self.desk.coordinator.members.get(player.index)
+        if member is not None and member.state in PRESENT and not player.over:
+            self.desk.lose(player.index)
+            self.desk.answers[player.index].clear()
+            player.start()
+
+    def leave(self):
+        self.desk.coordinator.leave(self.luck.choice(self.players).index, "its node is drained", self.desk.now)
+        self.desk.collect()
+
+    def stop(self):
+        self.desk.coordinator.stop("Ctrl-C", save=True)
+        self.desk.collect()
+
+
+@pytest.mark.parametrize("overlap", [0, 3, H, "auto"])
+@pytest.mark.parametrize("replicas", [3, [1, 4]])
+@pytest.mark.parametrize("stop", [False, True])
+def test_whatever_happens_the_run_comes_to_an_end(replicas, overlap, stop):
+    for seed in range(40):
+        patience = {"max_failures": 99, "max_retries": 99, "grace_s": 5, "start_s": 50}
+        strategy, checkpoint = {"overlap_steps": overlap}, CheckpointSettings(every=2)
+        desk = Desk(replicas, strategy=strategy, total=H * ROUNDS, checkpoint=checkpoint, **patience)
+        play = Play(desk, seed)
+        play.go(deaths=seed % 4, leavers=0 if replicas == 3 else seed % 3, stop=stop)
+        coordinator = desk.coordinator
+        assert coordinator.ended or coordinator.failure.startswith(EXCUSES), (seed, coordinator.failure)
+        late = {record["round"]: record["overlap_steps"] for record in desk.said("record")}
+        assert all(late[number] == 0 for number, (dealt, _) in play.dealt.items() if dealt)
