@@ -53,9 +53,9 @@ class Agreement:
 
     def dense_bytes(self, ops: Sequence[SyncOp]) -> int:
         """Bytes of dense messages of the parameters, or of those fragments of them, that `ops` synchronise."""
-        whole, parts = int(self.settings["model.dense_bytes"]), self._plan.strategy.fragments or 1
+        parts = [int(nbytes) for nbytes in self.settings["model.dense_bytes"].split(",")]
         sent = {op.fragment for op in ops if op.track in PARAMETER_TRACKS}
-        return whole if None in sent else whole * len(sent) // parts
+        return sum(nbytes for fragment, nbytes in enumerate(parts) if None in sent or fragment in sent)
 
     def next_launch(self, launched: int) -> int | None:
         """Nominal step at which the round after the one launched at `launched` is; None after the last."""

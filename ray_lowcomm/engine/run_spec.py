@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
+from ray_lowcomm import strategies
 from ray_lowcomm.core.digest import digest_tensors
 from ray_lowcomm.core.names import model_state
 from ray_lowcomm.core.settings import CheckpointSettings, Fault, FleetSettings, RunSettings, StrategySettings
@@ -53,7 +54,7 @@ def settings_to_agree(spec: RunSpec, state: ReplicaState) -> dict[str, str]:
         "model.buffers": spec.buffers,
         "model.layout": layout.digest,
         "model.frozen": digest_tensors(frozen),
-        "model.dense_bytes": str(layout.nbytes),
+        "model.dense_bytes": ",".join(map(str, strategies.dense_bytes(spec.strategy, layout))),
         "inner.optimizer": state.tracks.optimizers.name,
         "inner.state_on_sync": spec.state_on_sync,
     }

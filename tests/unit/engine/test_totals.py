@@ -1,14 +1,11 @@
 """Numbers of a run: round records, totals, and the bytes of one exchange worked out by hand."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from ray_lowcomm.core.payload import Payload
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.engine import messages as m
-from ray_lowcomm.engine.agreement import Agreement
 from ray_lowcomm.engine.totals import Totals, round_record
 from ray_lowcomm.engine.transport import bytes_moved
 
@@ -176,13 +173,16 @@ def test_dense_bytes_count_only_parameters_gradients_and_pseudo_gradients(tracks
     assert desk.coordinator.fleet.agreement.dense_bytes([SyncOp(track, 4, 4) for track in tracks]) == counted * SIZE
 
 
-@pytest.mark.parametrize(("sent", "counted"), [((1,), 10), ((0, 2), 20), ((0, 1, 2, 3), SIZE), ((None,), SIZE)])
-def test_a_fragment_counts_for_its_part_of_a_dense_message(sent, counted):
-    desk = Desk(1)
-    agreement = Agreement(replace(desk.plan, strategy=replace(desk.plan.strategy, fragments=4)))
-    agreement.differences(m.Join(0, "as built", CONFIG))
-    ops = [SyncOp("params", 4, 4, fragment=fragment) for fragment in sent]
-    assert agreement.dense_bytes([*ops, SyncOp("exp_avg", 4, 4)]) == counted
+def test_a_fragment_counts_for_its_part_of_a_dense_message():
+    desk = Desk(2, total=H + 1, strategy={"fragments": 2})
+    desk.join(0, 1, config=CONFIG | {"model.dense_bytes": "16,24"})
+    desk.take(0, 1)
+    counted = []
+    for _ in range(3):
+        desk.run_round()
+        counted.append(desk.summary["dense_bytes"])
+    assert [r["step"] for r in desk.said("record")] == [2, 4, 5]
+    assert counted == [16, 16 + 24, 16 + 24 + 40]  # at the end both
 
 
 def test_where_nothing_is_sent_a_dense_message_is_none_either():
