@@ -13,6 +13,7 @@ Reader = Literal["command", "program"]
 _MARKED = re.compile("\N{LEFT WHITE SQUARE BRACKET}([a-z_.]+)\N{RIGHT WHITE SQUARE BRACKET}")
 _ARGUMENTS = {
     "run.resume": 'run={"resume": True}',
+    "run.resume.auto": 'run={"resume": "auto"}',
     "run.name": 'run={"name": …}',
     "inner.steps": "steps",
     "inner.lr": "the learning rate",
@@ -41,6 +42,6 @@ def reworded(error: LowCommError, reader: Reader) -> LowCommError:
 
 def _as_set(name: str, reader: Reader) -> str:
     if reader == "command":
-        return f"--{name}"
+        return "--run.resume auto" if name == "run.resume.auto" else f"--{name}"
     section, _, field = name.partition(".")
     return _ARGUMENTS.get(name, f'{section}={{"{field}": …}}')

@@ -93,6 +93,7 @@ class Book:
         self._moved: dict[int, m.Bytes] = {}
         self._record: tuple[int, dict[str, Any]] | None = None  # (evaluator, record)
         self._checkpoints: dict[str, Making] = {}  # by folder
+        self._said_twice: set[str] = set()  # names of metrics that loop and evaluation both give
 
     def notice(self, text: str) -> None:
         """Say something to the user."""
@@ -183,6 +184,11 @@ class Book:
         if self._record is None or (evaluator is not None and self._record[0] != evaluator):
             return
         own = combined([(metrics or {}, 1.0)])
+        for name in sorted((own.keys() & self._record[1].keys()) - self._said_twice):
+            self._said_twice.add(name)
+            self.notice(
+                f"{name} is given by `replica.report` and by `evaluate`: where there are both, the latter counts"
+            )
         record = self._record[1] | {"val_loss": val_loss} | own
         self.totals.metrics.update(own)
         self._record = None

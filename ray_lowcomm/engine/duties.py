@@ -49,7 +49,7 @@ class Duties:
         metrics: dict[str, float] = {}
         if evaluate is not None:
             with SharedParameters(self._state) as model, torch.no_grad():
-                val_loss, metrics = reported.evaluated(evaluate(model))
+                val_loss, metrics = reported.evaluated(self._called(evaluate, model, number))
             if val_loss is not None and not math.isfinite(val_loss):
                 said = f"the validation loss is {val_loss}: look for samples of the validation data that are not finite"
                 self._channel.request(m.Said(self._member, f"round {number}: {said}"))
@@ -58,6 +58,15 @@ class Duties:
                 said = "`evaluate` returned no val_loss: there is no validation loss"
                 self._channel.request(m.Said(self._member, said))
         self._channel.request(m.Evaluated(self._member, number, val_loss, metrics))
+
+    def _called(self, evaluate: Callable[[nn.Module], Any], model: nn.Module, number: int) -> Any:
+        try:
+            return evaluate(model)
+        except Exception as error:  # a loop that fails says so itself; that it was not the loop, only we know
+            error.add_note(f"(in `evaluate`, called with the shared model at the end of round {number})")
+            said = f"`evaluate` failed at the end of round {number} with {type(error).__name__}"
+            self._channel.request(m.Said(self._member, said))
+            raise
 
     def save(
         self, number: int, folder: str, write_shared: bool, positions: dict[int, int], between: bool = False

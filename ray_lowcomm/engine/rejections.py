@@ -61,4 +61,5 @@ def _fail(fleet: FleetState, how: str) -> None:
 
 
 def _advice() -> str:
-    return f"lower {option('inner.lr')}, set {option('inner.clip_norm')}, or look at the data"
+    scale = "begin with a smaller scale where a loop has a GradScaler (init_scale)"
+    return f"lower {option('inner.lr')}, set {option('inner.clip_norm')}, {scale}, or look at the data"

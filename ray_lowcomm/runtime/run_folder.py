@@ -55,10 +55,13 @@ class RunFolder:
         """The newest checkpoint; with `auto` there need be none."""
         try:
             self.newest = find_newest(storage)
-        except CheckpointError:
+        except CheckpointError as error:
             # checkpoints that are there and damaged are for a person to look at
-            if self._resume != "auto" or whole_checkpoints(storage):
+            if whole_checkpoints(storage):
                 raise
+            if self._resume != "auto":
+                hint = f"{option('run.resume.auto')} begins a run where there is none"
+                raise CheckpointError(f"{error}; {hint}") from error
 
     def _look(self) -> None:
         storage, remote = self._folder.storage, self._folder.remote

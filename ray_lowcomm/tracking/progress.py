@@ -205,7 +205,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             rows.append(
                 (
                     f"sent {way}",
-                    shown[f"bytes_{way}"] + (f", {_compared(ratio)} than dense rounds" if ratio else ""),
+                    shown[f"bytes_{way}"] + (f", {_compared(ratio)} dense rounds" if ratio else ""),
                 )
             )
     wire = [f"{shown[f'wire_bytes_{way}']} {way}" for way in ("up", "down") if f"wire_bytes_{way}" in shown]
@@ -224,7 +224,10 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _compared(ratio: float) -> str:
-    return f"{ratio:.1f} times less" if ratio >= 1 else f"{1 / ratio:.1f} times more"
+    times = f"{max(ratio, 1 / ratio):.1f}"
+    if times == "1.0":
+        return "as much as"
+    return f"{times} times less than" if ratio >= 1 else f"{times} times more than"
 
 
 _TIMES = {"compute_s": "in inner steps", "outer_s": "in outer steps", "blocked_s": "waiting for the exchange"}

@@ -115,6 +115,7 @@ def test_a_run_that_ends_without_one_step_has_failed():
     desk.send(m.Finished(1, "final"))
     assert not desk.said("ended")
     assert "nothing was trained: none of 24 batches was finite" in desk.failure
+    assert "init_scale" in desk.failure
 
 
 @pytest.mark.parametrize("every", [3, 5])

@@ -133,6 +133,37 @@ def test_an_evaluation_without_a_loss_is_said_once(tmp_path):
     assert outcome.summary["metrics"] == {"accuracy": 0.5}
 
 
+def _evaluating(evaluate, report=()):
+    def loop(context, outcome):
+        model = outcome.models[context.index] = net()
+        replica = context.wrap(model, torch.optim.SGD(model.parameters(), lr=0.01), evaluate=evaluate)
+        while not replica.finished:
+            loss = loss_of(model, context.index, replica.step_number)
+            loss.backward()
+            replica.report(dict(report))
+            replica.step(loss)
+
+    return loop
+
+
+def test_a_name_that_loop_and_evaluation_both_give_is_said_once(tmp_path):
+    loop = _evaluating(lambda model: {"val_loss": 1.0, "accuracy": 0.5}, {"accuracy": 0.75})
+    outcome = _run(tmp_path, loop)
+    said = [text for text in outcome.said("notice") if "accuracy" in text]
+    assert said == ["accuracy is given by `replica.report` and by `evaluate`: where there are both, the latter counts"]
+    assert [record["accuracy"] for record in outcome.said("record")] == [0.75, 0.5, 0.75, 0.5]
+
+
+def test_an_evaluation_that_fails_is_said_to_be_one(tmp_path):
+    def evaluate(model):
+        raise KeyError("image")
+
+    outcome = _run(tmp_path, _evaluating(evaluate))
+    assert "KeyError" in outcome.failure
+    said = [text for text in outcome.said("notice") if "`evaluate` failed" in text]
+    assert said == ["replica 0: `evaluate` failed at the end of round 0 with KeyError"]
+
+
 def test_an_evaluation_that_returns_something_else_is_one_line(tmp_path):
     def loop(context, outcome):
         model = net()

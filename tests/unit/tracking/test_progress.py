@@ -130,6 +130,22 @@ def test_closing_table_tells_payload_and_wire_apart():
     assert rows["on the wire"] == "6.0 KiB up, 10 B down"
 
 
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [
+        (1.0, "as much as dense rounds"),
+        (1.04, "as much as dense rounds"),
+        (0.97, "as much as dense rounds"),
+        (1.06, "1.1 times less than dense rounds"),
+        (0.5, "2.0 times more than dense rounds"),
+        (32.0, "32.0 times less than dense rounds"),
+    ],
+)
+def test_closing_table_compares_with_dense_rounds(ratio, said):
+    rows = dict(summary_rows(summary(bytes_up=2048, compression_up=ratio)))
+    assert rows["sent up"] == f"2.0 KiB, {said}"
+
+
 def test_units():
     assert [size(count) for count in (0, 1023, 1024, 5 * 2**30, 3 * 2**40)] == [
         "0 B",
