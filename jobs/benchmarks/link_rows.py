@@ -202,7 +202,7 @@ def stands_for(wire_round: float, train_s: float, mbit: float, hosts: int, inner
     of_1b = MESSAGE_OF_1B * (hosts - 1) / (inner_steps * STEP_OF_1B)
     size, rate = each / of_1b, mbit * of_1b / each
     return (
-        f"like a model of {size:.2g} B parameters on {mbit:g} Mbit/s, or of 1 B on {rate:.3g} Mbit/s, "
+        f"like a model of {size:.2g} B parameters on {mbit:g} Mbit/s, or of 1 B on {rate:,.0f} Mbit/s, "
         f"{STEP_OF_1B:g} s a step, with the default's messages ({MESSAGE_OF_1B / 1e6:g} MB of 1 B)"
     )
 
