@@ -28,6 +28,20 @@ CASES = {
     "dct_model": {"name": "dct_momentum"},
     "dct_buffer": {"name": "dct_momentum", "residual": "buffer"},
     "dct_overlap": {"name": "dct_momentum", "overlap_steps": 1},
+    "topk_overlap": {"name": "topk_diloco", "overlap_steps": 2},
+    "topk_fragments": {"name": "topk_diloco", "inner_steps": 4, "fragments": 2, "overlap_steps": 2},
+    "buffer_overlap": {"name": "dct_momentum", "residual": "buffer", "overlap_steps": 1},
+    "sparse_fragments": {"name": "sparse_loco", "inner_steps": 4, "fragments": 2, "overlap_steps": 1},
+    "diloco_overlap": {"name": "diloco", "overlap_steps": 1},
+    "diloco_fragments": {"name": "diloco", "inner_steps": 4, "fragments": 2, "overlap_steps": 1, "mix": 0.5},
+    "sharded_fragments": {
+        **{"name": "dct_momentum", "inner_steps": 4, "fragments": 2, "overlap_steps": 1},
+        **{"value_bits": 2, "combine": "sharded"},
+    },
+    "desloc_overlap": {
+        **{"name": "desloc", "param_period": 2, "exp_avg_period": 3, "exp_avg_sq_period": 4},
+        "overlap_steps": 1,
+    },
     "dct_paper": {"name": "dct_momentum", "variant": "paper"},
     "dct_2_bit": {"name": "dct_momentum", "value_bits": 2},
     "sparse_loco": {"name": "sparse_loco", "reduce": "senders"},
@@ -40,12 +54,12 @@ CASES = {
 def settings_of(case):
     given = CASES[case]
     own = {} if given["name"] in ("ddp", "desloc") else {"inner_steps": 2}
-    return strategies.resolve(StrategySettings(**given, **own))
+    return strategies.resolve(StrategySettings(**(own | given)))
 
 
 def plan_and_spec(case, directory):
     strategy = settings_of(case)
-    steps = {"ddp": 5, "desloc": 8, "desloc_codec": 8}.get(case, 10)  # five rounds; desloc: at 2, 3, 4, 6 and 8
+    steps = {"ddp": 5, "desloc": 8, "desloc_codec": 8, "desloc_overlap": 8}.get(case, 10)  # five rounds; desloc: at 2, 3, 4, 6 and 8
     run, checkpoint = RunSettings(eval_every=0), CheckpointSettings(every=0)
     fleet = FleetSettings(replicas=REPLICAS)
     plan = RunPlan(run, checkpoint, strategy, fleet, steps, directory)
