@@ -59,7 +59,9 @@ def settings_of(case):
 
 def plan_and_spec(case, directory):
     strategy = settings_of(case)
-    steps = {"ddp": 5, "desloc": 8, "desloc_codec": 8, "desloc_overlap": 8}.get(case, 10)  # five rounds; desloc: at 2, 3, 4, 6 and 8
+    steps = {"ddp": 5, "desloc": 8, "desloc_codec": 8, "desloc_overlap": 8}.get(
+        case, 10
+    )  # five rounds; desloc: at 2, 3, 4, 6 and 8
     run, checkpoint = RunSettings(eval_every=0), CheckpointSettings(every=0)
     fleet = FleetSettings(replicas=REPLICAS)
     plan = RunPlan(run, checkpoint, strategy, fleet, steps, directory)
