@@ -206,8 +206,8 @@ def _round_beyond(config: Any) -> str:
 
 
 def _overlap(config: Any) -> str:
-    late, period = config.strategy.overlap_steps, config.strategy.param_period or config.strategy.inner_steps
-    one = late not in (None, 0) and period is not None and period >= config.inner.steps
+    late, period = config.strategy.overlap_steps, config.strategy.param_period or config.strategy.inner_steps or 1
+    one = late not in (None, 0) and period // (config.strategy.fragments or 1) >= config.inner.steps
     return "has no effect: the run is one round, whose message is applied when it ends" if one else ""
 
 

@@ -34,7 +34,7 @@ from ray_lowcomm.engine.transport import bytes_moved
 from ray_lowcomm.strategies.composite import Composite
 from ray_lowcomm.strategies.contract import Strategy
 from ray_lowcomm.strategies.gathered import Gathered
-from ray_lowcomm.strategies.residual import ResidualInModel
+from ray_lowcomm.strategies.residual import ResidualInBuffer
 from ray_lowcomm.strategies.sharded import Sharded
 
 PIECES_IN_FLIGHT = 4  # of a vector that is being averaged
@@ -255,7 +255,7 @@ def _message(whole: Strategy, op: SyncOp, world: int) -> Message:
         message = Message.of(op.id, proposal.payload)
         return replace(message, elements=message.numel, copied=message.numel if op.apply > op.launch else 0)
     elements = strategy.codec.plan.layout.numel
-    late = op.apply > op.launch and not isinstance(strategy, ResidualInModel)
+    late = op.apply > op.launch and isinstance(strategy, ResidualInBuffer)
     form = Message(op.id, "gather", 0, torch.uint8, (), 0, elements, elements if late else 0)
     if isinstance(strategy.combiner, Sharded):
         shards = tuple(shard.nbytes for shard in strategy.combiner.shards(world))

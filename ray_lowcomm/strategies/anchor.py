@@ -92,10 +92,11 @@ class Anchor:
         self.track.write(self.values)
 
     def go_on(self, launch: Tensor | None) -> None:
-        """The replica goes on from the anchor, θ_r ← θ: `launch` is what `at_launch` gave, and is released.
+        """The replica goes on from the anchor, θ_r ← θ: `launch` [n] is what `at_launch` gave, and is released.
 
         Inner steps taken since stay: θ_r ← θ − (θ_r at launch − θ_r now). With `mix` α they are drawn to the anchor
-        with all the rest, θ_r ← α θ_r + (1 − α) θ (Streaming DiLoCo, arXiv 2501.18512, equation 3).
+        with all the rest, θ_r ← α θ_r + (1 − α) θ (Streaming DiLoCo, arXiv 2501.18512, equation 3): what `launch` holds
+        does not matter then.
         """
         if launch is None:
             self.load_into_model()

@@ -115,28 +115,39 @@ class ResidualInBuffer(Gathered[tuple[Tensor, Tensor | None]]):
         return SPECTRUM if self.codec.spectral else RESIDUAL
 
 
-class NoResidual(Gathered[tuple[Tensor, Tensor | None]]):
-    """q = decode(encode(Δ)) ; θ ← outer(θ, mean q) ; θ_r ← θ: what is rounded away is lost."""
+class NoResidual(Gathered[tuple[Tensor, bool]]):
+    """q = decode(encode(Δ)) ; θ ← outer(θ, mean q) ; θ_r ← θ: what is rounded away is lost.
+
+    Applied late, θ_r ← θ_r + Δ + (θ_new − θ), which keeps inner steps taken since, or mixed with θ (`Anchor.mix`): no
+    copy of the launch is needed.
+    """
 
     def __init__(self, anchor: Anchor, combiner: Combiner, settings: StrategySettings) -> None:
         super().__init__(anchor, combiner)
 
     def propose(self, op: SyncOp) -> Proposal:
         """The pseudo-gradient, rounded."""
-        launch = self.anchor.at_launch(op)
         pseudo_gradient = self.anchor.pseudo_gradient()
         outgoing = self.combiner.open(op.id, pseudo_gradient)
-        self._open[op.id] = pseudo_gradient, launch
+        self._open[op.id] = pseudo_gradient, op.apply > op.launch
         return Proposal(op.id, outgoing.payload)
 
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step; the replica goes on from the anchor."""
         taken = self.combiner.take(proposal, received)
-        room, launch = self._open.pop(proposal)
-        mean = taken.mean(out=room)
-        self.anchor.step_(mean)
-        self.anchor.release(mean)
-        self.anchor.go_on(launch)
+        pseudo_gradient, late = self._open.pop(proposal)
+        anchor, keeps = self.anchor, late and self.anchor.mix is None
+        if keeps:
+            anchor.track.add(pseudo_gradient)
+        mean = taken.mean(out=pseudo_gradient)
+        direction = anchor.step_(mean)
+        if keeps:
+            anchor.track.add(direction, -anchor.outer.rate)
+        elif not late:
+            anchor.load_into_model()
+        anchor.release(mean)
+        if late and not keeps:
+            anchor.go_on(anchor.track.room())
 
 
 def with_residual(settings: StrategySettings, anchor: Anchor, codec: TopK) -> Strategy:

@@ -13,6 +13,8 @@ from ray_lowcomm.core.errors import CheckpointError, SettingError
 from ray_lowcomm.core.fragments import cut
 from ray_lowcomm.core.layout import Layout
 from ray_lowcomm.core.settings import StrategySettings, TrackCodec
+from ray_lowcomm.engine.checkpoint import Source, load_member, save_tensors
+from ray_lowcomm.engine.storage import Storage
 from tests.contract.bench import Member, conclude, exchange, member, members, play_round, propose, train_to_launch
 from tests.contract.cases import DCT, TILES, Case, momentum
 from tests.contract.fleet import formula
@@ -144,6 +146,30 @@ def test_what_owners_held_of_other_fragments_is_lost_and_counted(before: int, af
             lost[i] += sharding.lost if sharding else proposal.payload.residual_lost
             conclude(one, [proposal], received)
     assert lost == [numel, numel] if combine == "gather" else sum(lost) == numel
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_buffers_of_coefficients_keep_their_mean_where_fewer_replicas_go_on(parts: int, tmp_path) -> None:
+    settings = StrategySettings(name="dct_momentum", residual="buffer", fragments=parts, **DCT | H4)
+    fleet = _fleet(settings, 3)
+    _play(fleet, 2 * parts)
+    held = [one.strategy.local_state() for one in fleet]
+    assert all(name.startswith("residual_dct/") for name in held[0])
+    assert fleet[0].strategy.unshared == ("residual_dct/",)
+    storage, files = Storage(str(tmp_path)), {}
+    files["shared.safetensors"] = save_tensors(storage, "c/shared.safetensors", fleet[0].state.shared())
+    for i, one in enumerate(fleet):
+        files[f"replica_000{i}.safetensors"] = save_tensors(storage, f"c/replica_000{i}.safetensors", one.state.local())
+    source = Source(storage, "c", {"members": [0, 1, 2], "files": files})
+    kept = _fleet(replace(settings, fragments=3 - parts), 2)
+    for i, one in enumerate(kept):
+        shared, local = load_member(source, i, [0, 1], one.state.unshared)
+        one.state.load(shared, local or {})
+    for name in held[0]:
+        before = sum(state[name] for state in held) / 3
+        after = sum(one.strategy.local_state()[name] for one in kept) / 2
+        assert bool(before.any())
+        torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-7)
 
 
 def test_owners_of_the_same_fragments_go_on_with_what_they_held() -> None:
