@@ -10,6 +10,7 @@ from ray_lowcomm.core.errors import ModelError
 from ray_lowcomm.core.names import trainable_parameters
 from ray_lowcomm.core.tracks import Tracks
 
+SUMMED_AT_ONCE = 1 << 16
 SUMMED_STEPS = 3  # in so many first steps the values are looked at, too
 
 
@@ -108,7 +109,14 @@ class Watch:
         return ""
 
     def _summed(self) -> Tensor:
-        return torch.stack([p.detach().sum(dtype=torch.float64) for p in self._parameters])
+        return torch.stack([summed(p.detach()) for p in self._parameters])
+
+
+def summed(values: Tensor) -> Tensor:
+    """Sum in float64, 0-d, a part at a time: on the CPU torch copies what it sums into that dtype, and blocks as large
+    as that leave holes in the heap, which the process keeps."""
+    parts = torch.split(values.reshape(-1), SUMMED_AT_ONCE)
+    return torch.stack([part.sum(dtype=torch.float64) for part in parts]).sum()
 
 
 def _first(now: Sequence[Any], before: Sequence[Any]) -> int:
