@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ray_lowcomm import strategies
 from ray_lowcomm.config import TrainConfig
+from ray_lowcomm.core.codecs.topk import TopK
 from ray_lowcomm.core.fragments import Fragment
 from ray_lowcomm.core.layout import Layout
 from ray_lowcomm.core.memory import Spare
@@ -254,17 +255,17 @@ def _message(whole: Strategy, op: SyncOp, world: int) -> Message:
         strategy.discard(proposal.id)
         message = Message.of(op.id, proposal.payload)
         return replace(message, elements=message.numel, copied=message.numel if op.apply > op.launch else 0)
-    elements = strategy.codec.plan.layout.numel
+    elements = strategy.codec.layout.numel
     late = op.apply > op.launch and isinstance(strategy, ResidualInBuffer)
     form = Message(op.id, "gather", 0, torch.uint8, (), 0, elements, elements if late else 0)
     if isinstance(strategy.combiner, Sharded):
         shards = tuple(shard.nbytes for shard in strategy.combiner.shards(world))
-        return replace(form, combine="sharded", numel=sum(shards), shards=shards, whole=_whole(strategy))
+        return replace(form, combine="sharded", numel=sum(shards), shards=shards, whole=_whole(strategy.combiner.codec))
     return replace(form, numel=strategy.codec.nbytes)  # to encode would need values
 
 
-def _whole(strategy: Gathered[Any]) -> int:
-    return sum(cut.group.count * cut.group.elements for cut in strategy.codec.cuts if not cut.sparse)
+def _whole(codec: TopK) -> int:
+    return sum(cut.group.count * cut.group.elements for cut in codec.cuts if not cut.sparse)
 
 
 def _moved(messages: list[Message], world: int) -> Bytes:

@@ -6,50 +6,11 @@ the pure layers need no configuration library; `ray_lowcomm.config` reads them f
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal
 
+from ray_lowcomm.core.checks import choices, fraction, not_negative, positive
 from ray_lowcomm.core.errors import SettingError
-
-
-def _choices(section: str, settings: object) -> None:
-    for name, hint in get_type_hints(type(settings)).items():
-        kinds = (hint, *get_args(hint))
-        allowed = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-        value = getattr(settings, name)
-        other = any(kind in (bool, int, float, str, type(None)) and isinstance(value, kind) for kind in kinds)
-        if allowed and value not in allowed and not other:
-            raise SettingError(f"{section}.{name}", value, f"must be one of {', '.join(allowed)}")
-
-
-def _numbers(section: str, settings: object, names: tuple[str, ...]) -> Iterator[tuple[str, float]]:
-    """(dotted name, value) of those that have a value."""
-    for name in names:
-        value = getattr(settings, name)
-        if value is None:
-            continue
-        if not isinstance(value, int | float):
-            raise SettingError(f"{section}.{name}", value, "must be a number")
-        yield f"{section}.{name}", value
-
-
-def _positive(section: str, settings: object, *names: str) -> None:
-    for name, value in _numbers(section, settings, names):
-        if not 0 < value < math.inf:
-            raise SettingError(name, value, "must be greater than 0")
-
-
-def _not_negative(section: str, settings: object, *names: str) -> None:
-    for name, value in _numbers(section, settings, names):
-        if not 0 <= value < math.inf:
-            raise SettingError(name, value, "must be 0 or greater")
-
-
-def _fraction(section: str, settings: object, *names: str) -> None:
-    for name, value in _numbers(section, settings, names):
-        if not 0 <= value < 1:
-            raise SettingError(name, value, "must be at least 0 and less than 1")
 
 
 @dataclass(frozen=True)
@@ -72,8 +33,8 @@ class RunSettings:
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name or self.name in (".", ".."):
             raise SettingError("run.name", self.name, "must be a folder name: not empty, no '/'")
-        _choices("run", self)
-        _not_negative("run", self, "seed", "eval_every", "log_every")
+        choices("run", self)
+        not_negative("run", self, "seed", "eval_every", "log_every")
         if self.seed >= 2**32:
             raise SettingError("run.seed", self.seed, "must be less than 2**32")
 
@@ -88,8 +49,8 @@ class CheckpointSettings:
     keep: int = 2
 
     def __post_init__(self) -> None:
-        _not_negative("checkpoint", self, "every")
-        _positive("checkpoint", self, "keep")
+        not_negative("checkpoint", self, "every")
+        positive("checkpoint", self, "keep")
 
 
 @dataclass(frozen=True)
@@ -109,7 +70,7 @@ class ModelSettings:
     init_from: str | None = None
 
     def __post_init__(self) -> None:
-        _choices("model", self)
+        choices("model", self)
 
 
 @dataclass(frozen=True)
@@ -140,7 +101,7 @@ class DataSettings:
     cache_dir: str | None = None
 
     def __post_init__(self) -> None:
-        _positive("data", self, "sequence_length", "eval_samples")
+        positive("data", self, "sequence_length", "eval_samples")
         if not 0 < self.validation_fraction < 1:
             raise SettingError("data.validation_fraction", self.validation_fraction, "must be between 0 and 1")
 
@@ -170,10 +131,10 @@ class InnerSettings:
     autocast: bool = True
 
     def __post_init__(self) -> None:
-        _choices("inner", self)
-        _positive("inner", self, "steps", "batch_size", "accumulate", "lr", "clip_norm")
-        _not_negative("inner", self, "weight_decay", "warmup_steps")
-        _fraction("inner", self, "momentum")
+        choices("inner", self)
+        positive("inner", self, "steps", "batch_size", "accumulate", "lr", "clip_norm")
+        not_negative("inner", self, "weight_decay", "warmup_steps")
+        fraction("inner", self, "momentum")
         for beta in self.betas:
             if not 0 <= beta < 1:
                 raise SettingError("inner.betas", self.betas, "each must be at least 0 and less than 1")
@@ -203,7 +164,7 @@ class TrackCodec:
     reduce: Literal["replicas", "senders"] | None = None
 
     def __post_init__(self) -> None:
-        _choices("strategy.codec", self)
+        choices("strategy.codec", self)
 
 
 @dataclass(frozen=True)
@@ -253,13 +214,13 @@ class StrategySettings:
     mix: float | Literal["keep"] | None = None
 
     def __post_init__(self) -> None:
-        _choices("strategy", self)
-        _positive("strategy", self, "inner_steps", "topk", "chunk_size", "value_bits", "outer_lr")
-        _positive("strategy", self, "param_period", "exp_avg_period", "exp_avg_sq_period", "moment_period")
-        _positive("strategy", self, "fragments")
+        choices("strategy", self)
+        positive("strategy", self, "inner_steps", "topk", "chunk_size", "value_bits", "outer_lr")
+        positive("strategy", self, "param_period", "exp_avg_period", "exp_avg_sq_period", "moment_period")
+        positive("strategy", self, "fragments")
         if self.overlap_steps != "auto":
-            _not_negative("strategy", self, "overlap_steps")
-        _fraction("strategy", self, "outer_momentum")
+            not_negative("strategy", self, "overlap_steps")
+        fraction("strategy", self, "outer_momentum")
         for name in ("residual_decay", "mix"):
             value = getattr(self, name)
             if value is not None and value != "keep" and not 0 <= value <= 1:
@@ -276,7 +237,7 @@ class CohortSettings:
     label_selector: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _positive("fleet.cohorts", self, "replicas")
+        positive("fleet.cohorts", self, "replicas")
 
 
 @dataclass(frozen=True)
@@ -315,11 +276,11 @@ class FleetSettings:
     max_failures: int = 5
 
     def __post_init__(self) -> None:
-        _choices("fleet", self)
+        choices("fleet", self)
         object.__setattr__(self, "replicas", _replicas(self.replicas))
-        _positive("fleet", self, "threads_per_replica", "deadline_s", "hang_s", "start_s", "max_failures")
-        _positive("fleet", self, "quorum")
-        _not_negative("fleet", self, "grace_s", "max_retries")
+        positive("fleet", self, "threads_per_replica", "deadline_s", "hang_s", "start_s", "max_failures")
+        positive("fleet", self, "quorum")
+        not_negative("fleet", self, "grace_s", "max_retries")
         if self.quorum is not None and self.quorum > self.max_replicas:
             raise SettingError("fleet.quorum", self.quorum, f"must be at most fleet.replicas = {self.max_replicas}")
         if (self.straggler == "drop") != (self.quorum is not None):
@@ -388,9 +349,9 @@ class Fault:
     seconds: float = 20.0
 
     def __post_init__(self) -> None:
-        _choices("faults", self)
-        _not_negative("faults", self, "replica", "seconds")
-        _positive("faults", self, "round")
+        choices("faults", self)
+        not_negative("faults", self, "replica", "seconds")
+        positive("faults", self, "round")
 
 
 @dataclass(frozen=True)

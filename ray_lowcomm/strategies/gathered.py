@@ -11,8 +11,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ray_lowcomm.core.codecs.shards import Ranges
-from ray_lowcomm.core.codecs.topk import Kept, Reduce, TopK
+from ray_lowcomm.core.codecs.codec import Codec, Content, Reduce
 from ray_lowcomm.core.digest import digest_text
 from ray_lowcomm.core.errors import PayloadError
 from ray_lowcomm.core.payload import Payload, Received
@@ -36,9 +35,9 @@ class Outgoing:
 class Taken:
     """The outcome of an exchange: what receivers read of this replica's message (`own`), and what is to be averaged."""
 
-    codec: TopK
-    own: Kept
-    messages: Sequence[Kept]
+    codec: Codec
+    own: Content
+    messages: Sequence[Content]
     weights: tuple[float, ...]
     reduce: Reduce
 
@@ -53,9 +52,13 @@ class Combiner(Protocol):
     `unshared` and `own` name its local state, as those of a `Strategy` do.
     """
 
-    codec: TopK
     unshared: tuple[str, ...]
     own: tuple[str, ...]
+
+    @property
+    def codec(self) -> Codec:
+        """What messages are made with."""
+        ...
 
     def open(self, key: str, flat: Tensor) -> Outgoing:
         """What to send of elements [n] for the proposal `key`. PayloadError: something is not finite."""
@@ -96,10 +99,10 @@ class Gather:
     unshared: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
 
-    def __init__(self, codec: TopK, reduce: Reduce) -> None:
+    def __init__(self, codec: Codec, reduce: Reduce) -> None:
         self.codec, self.reduce = codec, reduce
-        self._own: dict[str, tuple[Tensor, Kept]] = {}
-        self._parsed: dict[str, tuple[Received, list[Kept]]] = {}
+        self._own: dict[str, tuple[Tensor, Content]] = {}
+        self._parsed: dict[str, tuple[Received, list[Content]]] = {}
         self._owners: Tensor | None = None
 
     def open(self, key: str, flat: Tensor) -> Outgoing:
@@ -138,10 +141,9 @@ class Gather:
 
     def _unowned(self) -> int:
         """Numbers of a residual that had owners."""
-        ranges = Ranges(self.codec)
-        return 0 if self._owners is None else ranges.before(ranges.chunks)
+        return 0 if self._owners is None else self.codec.layout.numel
 
-    def _parse(self, received: Received, own: tuple[Tensor, Kept]) -> list[Kept]:
+    def _parse(self, received: Received, own: tuple[Tensor, Content]) -> list[Content]:
         parsed, (sent, kept) = [], own
         for member, message in zip(received.members, received.parts, strict=True):
             if torch.equal(message, sent):  # came back as it was: what it holds is known
@@ -171,7 +173,7 @@ class Gathered(Anchored[Open], Generic[Open]):
         self.unshared, self.own = combiner.unshared, combiner.own
 
     @property
-    def codec(self) -> TopK:
+    def codec(self) -> Codec:
         """What messages are made with."""
         return self.combiner.codec
 
@@ -203,13 +205,5 @@ class Gathered(Anchored[Open], Generic[Open]):
         return digest_text(f"{super().digest()}{sorted(own.items())}") if own else super().digest()
 
     def remarks(self) -> tuple[str, ...]:
-        """Chunks that are sent whole, and values that are sent as they are, although the settings say otherwise."""
-        remarks = []
-        if groups := self.codec.whole_groups:
-            elements = sum(group.count * group.elements for group in groups)
-            shapes = ", ".join("x".join(map(str, group.shape)) for group in groups[:5]) + (", …" if groups[5:] else "")
-            whole = f"{elements:,} of {self.codec.plan.layout.numel:,} parameters are sent whole, in chunks of {shapes}"
-            remarks.append(f"{whole}: indices and values would be larger")
-        if self.codec.form != self.codec.values:
-            remarks.append(f"values are sent in full: tables for {self.codec.values.bits} bits would be larger")
-        return tuple(remarks)
+        """What the codec has to say."""
+        return self.codec.remarks()

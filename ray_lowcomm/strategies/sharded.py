@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from ray_lowcomm.core.codecs import values
+from ray_lowcomm.core.codecs.codec import Reduce
+from ray_lowcomm.core.codecs.kept import Encoded, Kept
 from ray_lowcomm.core.codecs.shards import Held, Ranges, Shard
-from ray_lowcomm.core.codecs.topk import Encoded, Kept, Reduce, TopK
+from ray_lowcomm.core.codecs.topk import TopK
 from ray_lowcomm.core.errors import PayloadError
 from ray_lowcomm.core.payload import Payload, Received, Seats
 from ray_lowcomm.strategies.contract import State

@@ -83,12 +83,13 @@ def _rounds(settings: StrategySettings, steps: int) -> int:
 
 def too_few_rounds(strategy: Strategy, settings: StrategySettings, steps: int) -> tuple[str, ...]:
     """A remark if a run of so many inner steps has too few rounds for a replica to send each entry once."""
-    codecs = [part.codec for part in parts_of(strategy) if isinstance(part, Gathered)]
+    found = [part.codec for part in parts_of(strategy) if isinstance(part, Gathered)]
+    codecs = [codec for codec in found if isinstance(codec, TopK)]
     if not codecs:
         return ()
     rounds, cuts = _rounds(settings, steps), [cut for codec in codecs for cut in codec.cuts]
     sent = sum(cut.group.count * min(cut.group.elements, rounds * cut.kept) for cut in cuts)
-    entries = sum(codec.plan.layout.numel for codec in codecs)
+    entries = sum(codec.layout.numel for codec in codecs)
     if sent == entries:
         return ()
     most = f"in {rounds} rounds a replica can send {100 * sent // entries}% of its entries"

@@ -27,12 +27,14 @@ import torch
 from torch import Tensor
 
 from ray_lowcomm.core.codecs import golomb, values
+from ray_lowcomm.core.codecs.codec import Reduce
 from ray_lowcomm.core.codecs.formats import Units
+from ray_lowcomm.core.codecs.kept import Cut, Kept
 from ray_lowcomm.core.codecs.message import HEADER, Identity, seal, unseal
 from ray_lowcomm.core.codecs.reader import Reader
 from ray_lowcomm.core.codecs.rounding import pieces
 from ray_lowcomm.core.codecs.select import largest
-from ray_lowcomm.core.codecs.topk import SLAB, Cut, Kept, Reduce, TopK, accumulate
+from ray_lowcomm.core.codecs.topk import SLAB, TopK, accumulate
 from ray_lowcomm.core.codecs.values import Values
 from ray_lowcomm.core.digest import digest_text, tensor_bytes
 from ray_lowcomm.core.errors import PayloadError

@@ -26,118 +26,36 @@ and nothing of a message is used before all of it has been checked.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ray_lowcomm.core.chunks import ChunkPlan, Group, Places, Slab
 from ray_lowcomm.core.codecs import golomb, values
+from ray_lowcomm.core.codecs.codec import Reduce
 from ray_lowcomm.core.codecs.formats import Units, ValueFormat
+from ray_lowcomm.core.codecs.kept import Chunks, Cut, Encoded, Kept
 from ray_lowcomm.core.codecs.message import HEADER, Identity, seal, unseal
 from ray_lowcomm.core.codecs.reader import Reader
 from ray_lowcomm.core.codecs.rounding import Rows, pieces
 from ray_lowcomm.core.codecs.select import largest
 from ray_lowcomm.core.codecs.slabs import Task, each
-from ray_lowcomm.core.codecs.values import Values
 from ray_lowcomm.core.dct import dct, idct
 from ray_lowcomm.core.digest import digest_text
 from ray_lowcomm.core.errors import PayloadError, SettingError
 from ray_lowcomm.core.guards import all_finite
+from ray_lowcomm.core.layout import Layout
 from ray_lowcomm.core.staging import to_device
 
-Reduce = Literal["replicas", "senders"]
 SLAB = {"cpu": 1 << 18, "cuda": 1 << 23}  # elements worked on at once: a processor's cache; many for a GPU
 
 
 Part = Slab | slice  # chunks from its `start` to its `stop`
 RAW = ValueFormat()
 NOT_FINITE = "the values to be sent are not all finite"
-
-
-@dataclass(frozen=True)
-class Cut:
-    """What is sent of a group: `kept` of each chunk's elements, all of them (and no indices) unless `sparse`."""
-
-    group: Group
-    kept: int
-    sparse: bool
-
-
-@dataclass(frozen=True)
-class Chunks:
-    """The chunks of a group in `flat` [n], contiguous, as rows [count, elements], copied when they are asked for."""
-
-    group: Group
-    flat: Tensor
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(count, elements)."""
-        return self.group.count, self.group.elements
-
-    @property
-    def device(self) -> torch.device:
-        """That of `flat`."""
-        return self.flat.device
-
-    def __getitem__(self, rows: slice) -> Tensor:
-        start, stop, _ = rows.indices(self.group.count)
-        return self.group.part(start, stop).gather(self.flat).view(stop - start, -1)
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The content of a message. `indices`, int64 [count, k], are of the sparse groups only; None for the others."""
-
-    indices: tuple[Tensor | None, ...]
-    values: Values
-    _decoded: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def decode(self, group: int, start: int = 0, stop: int | None = None) -> Tensor:
-        """What receivers read for chunks [start, stop) of a group, [stop − start, k]: do not write to it.
-
-        Of sparse groups all is kept once it was asked for: it is small, and needed for the checks and for each sum.
-        """
-        if self.indices[group] is None:
-            return self.values.decode(group, start, stop)
-        if group not in self._decoded:
-            self._decoded[group] = self.values.decode(group)
-        return self._decoded[group][start:stop]
-
-    def decode_all(self) -> None:
-        """Decode all sparse groups now, so that threads only have to read."""
-        for group, indices in enumerate(self.indices):
-            if indices is not None:
-                self.decode(group)
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """A message uint8 [bytes] on the CPU, what it holds, and, group by group, the values before they were rounded.
-
-    `rest`: sum of squares of all that was not chosen. `values` of groups that are sent whole are those of what was
-    encoded, which must not change as long as they are used.
-    """
-
-    message: Tensor
-    kept: Kept
-    values: tuple[Rows, ...]
-    rest: float
-
-    def distance(self) -> float:
-        """L2 distance between what was to be sent and what receivers read (a DCT changes no distance)."""
-        return math.sqrt(self.rest + sum(self._square(i) for i in range(len(self.values))))
-
-    def _square(self, group: int) -> float:
-        found = self.values[group]
-        if self.kept.indices[group] is not None:
-            return float((found[:] - self.kept.decode(group)).norm()) ** 2
-        parts = ((found[piece], self.kept.decode(group, piece.start, piece.stop)) for piece in pieces(found.shape))
-        return sum(float((part - decoded).norm()) ** 2 for part, decoded in parts)
 
 
 @dataclass(frozen=True)
@@ -161,6 +79,11 @@ class TopK:
     spectral: bool = False
 
     # ---- what follows from the settings ---------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> Layout:
+        """That of the track."""
+        return self.plan.layout
 
     @cached_property
     def form(self) -> ValueFormat:
@@ -189,6 +112,18 @@ class TopK:
     def whole_groups(self) -> tuple[Group, ...]:
         """Groups of which all is sent although less might be kept: indices and values would be larger."""
         return tuple(cut.group for cut in self.cuts if not cut.sparse and self.kept(cut.group.elements) < cut.kept)
+
+    def remarks(self) -> tuple[str, ...]:
+        """Chunks that are sent whole, and values that are sent as they are, although the settings say otherwise."""
+        remarks = []
+        if groups := self.whole_groups:
+            elements = sum(group.count * group.elements for group in groups)
+            shapes = ", ".join("x".join(map(str, group.shape)) for group in groups[:5]) + (", …" if groups[5:] else "")
+            whole = f"{elements:,} of {self.layout.numel:,} parameters are sent whole, in chunks of {shapes}"
+            remarks.append(f"{whole}: indices and values would be larger")
+        if self.form != self.values:
+            remarks.append(f"values are sent in full: tables for {self.values.bits} bits would be larger")
+        return tuple(remarks)
 
     @property
     def nbytes(self) -> int:

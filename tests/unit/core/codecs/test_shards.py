@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_lowcomm.core.codecs.formats import ValueFormat
+from ray_lowcomm.core.codecs.kept import Kept
 from ray_lowcomm.core.codecs.message import HEADER
 from ray_lowcomm.core.codecs.shards import HANDED_ON, Held, Ranges, Shard
-from ray_lowcomm.core.codecs.topk import Kept
 from ray_lowcomm.core.errors import PayloadError
 
 from .damage import damaged, repaired

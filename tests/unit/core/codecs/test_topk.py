@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ray_lowcomm.core.chunks import ChunkPlan
 from ray_lowcomm.core.codecs.formats import ValueFormat
+from ray_lowcomm.core.codecs.kept import Kept
 from ray_lowcomm.core.codecs.message import HEADER
-from ray_lowcomm.core.codecs.topk import SLAB, Kept, TopK, kept_per_chunk
+from ray_lowcomm.core.codecs.topk import SLAB, TopK, kept_per_chunk
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.layout import Layout
 

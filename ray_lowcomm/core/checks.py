@@ -1,0 +1,50 @@
+"""Checks of settings: each raises SettingError with the field, the value and what is allowed."""
+
+import math
+from collections.abc import Iterator
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from ray_lowcomm.core.errors import SettingError
+
+
+def choices(section: str, settings: object) -> None:
+    """Refuse what is none of the choices of a field."""
+    for name, hint in get_type_hints(type(settings)).items():
+        kinds = (hint, *get_args(hint))
+        allowed = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+        value = getattr(settings, name)
+        other = any(kind in (bool, int, float, str, type(None)) and isinstance(value, kind) for kind in kinds)
+        if allowed and value not in allowed and not other:
+            raise SettingError(f"{section}.{name}", value, f"must be one of {', '.join(allowed)}")
+
+
+def numbers(section: str, settings: object, names: tuple[str, ...]) -> Iterator[tuple[str, float]]:
+    """(dotted name, value) of those that have a value."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is None:
+            continue
+        if not isinstance(value, int | float):
+            raise SettingError(f"{section}.{name}", value, "must be a number")
+        yield f"{section}.{name}", value
+
+
+def positive(section: str, settings: object, *names: str) -> None:
+    """Refuse what is not greater than 0."""
+    for name, value in numbers(section, settings, names):
+        if not 0 < value < math.inf:
+            raise SettingError(name, value, "must be greater than 0")
+
+
+def not_negative(section: str, settings: object, *names: str) -> None:
+    """Refuse what is below 0."""
+    for name, value in numbers(section, settings, names):
+        if not 0 <= value < math.inf:
+            raise SettingError(name, value, "must be 0 or greater")
+
+
+def fraction(section: str, settings: object, *names: str) -> None:
+    """Refuse what is not in [0, 1)."""
+    for name, value in numbers(section, settings, names):
+        if not 0 <= value < 1:
+            raise SettingError(name, value, "must be at least 0 and less than 1")
