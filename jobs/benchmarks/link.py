@@ -26,11 +26,12 @@ from rich.table import Table
 from jobs.benchmarks.link_hosts import RayHosts
 from jobs.benchmarks.link_rows import (
     BLOCKING,
-    LONE,
+    LONES,
     NAMES,
     Bench,
     Found,
     Lone,
+    Quiet,
     Row,
     Seen,
     problems,
@@ -53,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--rtt-ms", type=float, default=20.0, help="round-trip time between two hosts (default 20)")
     add("--hosts", type=int, default=4, help="replicas, each on a host of its own (default 4)")
     add("--strategies", nargs="+", choices=NAMES, default=list(NAMES), help="rows (default all)")
-    add("--model", default="{layers: 16, width: 64, heads: 1}", help="model.args of the byte GPT, in YAML")
+    add("--model", default="{layers: 4, width: 128, heads: 2}", help="model.args of the byte GPT, in YAML")
     add("--step-s", type=float, default=0.25, help="seconds of sleep in the place of a step's compute; 0: compute")
     add("--inner-steps", type=int, default=16, help="H (default 16)")
     add("--topk", type=int, default=65536, help="of 65,536 entries, in topk_diloco's messages (default all)")
@@ -107,10 +108,11 @@ class Lab:
 def _rows(bench: Bench, options: argparse.Namespace, lab: Lab, console: Console) -> tuple[list[Row], dict[float, Lone]]:
     rows, lone = [], {}
     lab.links.shape(max(options.mbit))
-    lab.run(LONE)  # processes start, and import what they need
+    lab.run(LONES[0])  # processes start, and import what they need
     for mbit in options.mbit:
         lab.links.shape(mbit)
-        own = Lone.of(*lab.run(LONE))
+        few, many = (Quiet.of(*lab.run(task)) for task in LONES)
+        own = Lone.of(few, many)
         lone[mbit] = own
         found = {name: Found(name, mbit, bench.window(name)) for name in options.strategies}
         for _ in range(options.turns):
@@ -170,9 +172,7 @@ COLUMNS = (
 
 
 def _table(rows: list[Row], lone: Lone) -> Table:
-    up, down = (rate / 1e3 for rate in lone.most_per_s())
-    caption = f"Ray alone: {up:.0f} kB/s up, {down:.0f} kB/s down on the link with most"
-    table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, caption=lone.said(), caption_justify="left")
     for column in COLUMNS:
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for row in rows:

@@ -14,7 +14,11 @@ from jobs.benchmarks.links import Crossed, Sample
 DDP, DILOCO, BLOCKING, OVERLAPPED, FRAGMENTS = "ddp", "diloco", "topk_diloco", "overlapped", "fragments"
 NAMES = (DDP, DILOCO, BLOCKING, OVERLAPPED, FRAGMENTS)
 DENSE_ROUNDS = 2  # measured of DDP and dense DiLoCo: each may take minutes, and all are alike
-LONE = Task({"name": "topk_diloco", "inner_steps": 4}, 20, {"layers": 1, "width": 16, "heads": 1}, 0.4, 20)
+LONE_STEPS = 16
+LONES = tuple(  # two runs that exchange next to nothing, in few rounds and in many
+    Task({"name": "topk_diloco", "inner_steps": h}, LONE_STEPS, {"layers": 1, "width": 16, "heads": 1}, 0.4, LONE_STEPS)
+    for h in (LONE_STEPS // 2, 1)
+)
 
 BLOCKING_FROM, BLOCKING_TO = 0.55, 0.65  # where the others are judged
 LEAST = {OVERLAPPED: 0.95, FRAGMENTS: 0.97}
@@ -83,42 +87,65 @@ class Seen:
 @dataclass(frozen=True)
 class Own:
     """What Ray itself sends over one link in one direction, in bytes without headers: so many for a run to begin and to
-    end, and so many a second between."""
+    end, and between so many a second and so many a round."""
 
     ends: float
     per_s: float
+    per_round: float
 
-    def of(self, train_s: float) -> float:
-        """Bytes of a run that trains so long."""
-        return self.ends + self.per_s * train_s
+    def of(self, train_s: float, rounds: int) -> float:
+        """Bytes of a run that trains so long in so many rounds."""
+        return self.ends + self.per_s * train_s + self.per_round * rounds
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """A run that exchanges next to nothing: bytes by link and direction (up, then down), without what it counts itself,
+    while it trained and besides."""
+
+    within: list[float]
+    besides: list[float]
+    train_s: float
+    rounds: int
+
+    @classmethod
+    def of(cls, done: Done, seen: Seen) -> "Quiet":
+        """From a run of `LONES`."""
+        begin, end = _trained(done)
+        first, last = seen.samples[0].at, seen.samples[-1].at
+        (within,) = binned(seen.samples, begin, end, end - begin)
+        (whole,) = binned(seen.samples, first, last, last - first)
+        sent = [link.payload_up - done.summary["wire_bytes_up"] for link in seen.crossed]
+        sent += [link.payload_down - done.summary["wire_bytes_down"] for link in seen.crossed]
+        own, shares = np.maximum(sent, 0.0), within / np.maximum(whole, 1.0)
+        return cls((own * shares).tolist(), (own * (1 - shares)).tolist(), end - begin, len(done.rounds))
 
 
 @dataclass(frozen=True)
 class Lone:
-    """Ray's own traffic by host: replicas train, and exchange next to nothing."""
+    """Ray's own traffic by host."""
 
     up: list[Own]
     down: list[Own]
 
     @classmethod
-    def of(cls, done: Done, seen: Seen) -> "Lone":
-        """From a run of `LONE`."""
-        begin, end = _trained(done)
-        (within,) = binned(seen.samples, begin, end, end - begin)
-        first, last = seen.samples[0].at, seen.samples[-1].at
-        (whole,) = binned(seen.samples, first, last, last - first)
-        shares = within / np.maximum(whole, 1.0)
-        sent = [link.payload_up - done.summary["wire_bytes_up"] for link in seen.crossed]
-        sent += [link.payload_down - done.summary["wire_bytes_down"] for link in seen.crossed]
-        own = [
-            Own(max(0, all_) * (1 - share), max(0, all_) * share / (end - begin))
-            for all_, share in zip(sent, shares.tolist(), strict=True)
-        ]
-        return cls(own[: len(seen.crossed)], own[len(seen.crossed) :])
+    def of(cls, few: Quiet, many: Quiet) -> "Lone":
+        """From a run with few rounds and one with many."""
+        own = []
+        for a, b, ends in zip(few.within, many.within, few.besides, strict=True):
+            longer = many.train_s / few.train_s
+            per_round = max(0.0, b - longer * a) / (many.rounds - longer * few.rounds)
+            own.append(Own(ends, max(0.0, a - per_round * few.rounds) / few.train_s, per_round))
+        return cls(own[: len(own) // 2], own[len(own) // 2 :])
 
-    def most_per_s(self) -> tuple[float, float]:
-        """Up and down, of the link with most."""
-        return max(own.per_s for own in self.up), max(own.per_s for own in self.down)
+    def said(self) -> str:
+        """In a line."""
+        up, down = (
+            (max(own.per_s for own in way) / 1e3, max(own.per_round for own in way) / 1e3)
+            for way in (self.up, self.down)
+        )
+        sent = f"{up[0]:.1f} kB/s and {up[1]:.1f} kB a round up, {down[0]:.1f} and {down[1]:.1f} down"
+        return f"Ray alone, on the link with most: {sent}"
 
 
 @dataclass
@@ -161,9 +188,9 @@ def measured(window: tuple[int, int], done: Done, seen: Seen, lone: Lone, inner_
     bins = binned(seen.samples, begin, end, step_s * inner_steps / BINS)
     up, down = done.summary["wire_bytes_up"], done.summary["wire_bytes_down"]
     started, ended = _trained(done)
-    train_s = ended - started
-    net_up = max(link.payload_up - own.of(train_s) for link, own in zip(seen.crossed, lone.up, strict=True))
-    net_down = max(link.payload_down - own.of(train_s) for link, own in zip(seen.crossed, lone.down, strict=True))
+    spent = ended - started, len(done.rounds)
+    net_up = max(link.payload_up - own.of(*spent) for link, own in zip(seen.crossed, lone.up, strict=True))
+    net_down = max(link.payload_down - own.of(*spent) for link, own in zip(seen.crossed, lone.down, strict=True))
     return {
         "utilisation": statistics.fmean(m.utilisation(first, last) for m in done.marks),
         "utilisation_said": done.summary["utilisation"],

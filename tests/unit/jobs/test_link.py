@@ -10,7 +10,7 @@ from jobs import benchmark
 from jobs.benchmarks import link, link_loop, link_rows
 from jobs.benchmarks.link_figure import draw
 from jobs.benchmarks.link_loop import InnerClock, Loop, Marks
-from jobs.benchmarks.link_rows import DDP, DILOCO, FRAGMENTS, NAMES, OVERLAPPED, Bench, Found, Lone, Own, Seen
+from jobs.benchmarks.link_rows import DDP, DILOCO, FRAGMENTS, NAMES, OVERLAPPED, Bench, Found, Lone, Own, Quiet, Seen
 from jobs.benchmarks.link_run import Done
 from jobs.benchmarks.link_traffic import binned, peak_over_mean
 from jobs.benchmarks.links import HEADERS, Crossed, Sample
@@ -144,10 +144,13 @@ def crossed(up, down):
 
 
 def test_what_is_made_of_a_run():
-    none, (done, seen) = Own(0.0, 0.0), a_run()
+    none, (done, seen) = Own(0.0, 0.0, 0.0), a_run()
     found = Found("topk_diloco", 20.0, (4, 8))
     found.add(
-        done, seen, Lone([Own(70.0, 50.0), none], [none, Own(0.0, 10.0)]), replace(BENCH, inner_steps=4, rounds=1)
+        done,
+        seen,
+        Lone([Own(60.0, 50.0, 5.0), none], [none, Own(0.0, 10.0, 0.0)]),
+        replace(BENCH, inner_steps=4, rounds=1),
     )
     row = found.row()
     assert (row["rounds"], row["rounds_due"]) == (2, 2)
@@ -171,18 +174,27 @@ def test_of_several_runs_the_mean_counts_and_of_peaks_the_worst():
     assert (row["utilisation"], row["utilisation_least"], row["peak_over_mean"]) == (0.6, 0.5, 1.4)
 
 
-def test_what_ray_sends_anyway_is_told_from_a_run_that_exchanges_next_to_nothing():
+def test_what_ray_sends_anyway_is_told_from_runs_that_exchange_next_to_nothing():
     done, seen = a_run()
-    # from a time before training on: a third of what host 0 sends, all of what host 1 is sent; 18 s of training
+    # from a time before training on: a third of what host 0 sends, nothing of what host 1 is sent; 18 s of training
     samples = [Sample(-9.0, (0, 0), (0, 0)), Sample(0.0, (30, 0), (0, 0)), Sample(18.0, (90, 0), (0, 5))]
     done = replace(done, summary={"wire_bytes_up": 10_700, "wire_bytes_down": 9_900})
-    lone = Lone.of(done, replace(seen, samples=samples))
-    assert lone.up[0].ends == pytest.approx(90.0)
-    assert lone.up[0].per_s == pytest.approx(10.0)
-    assert lone.up[0].of(9.0) == pytest.approx(180.0)
-    assert (lone.down[1].ends, lone.down[1].per_s) == (0.0, 10.0)
-    assert lone.up[1] == lone.down[0] == Own(0.0, 0.0)
-    assert lone.most_per_s() == pytest.approx((10.0, 10.0))
+    quiet = Quiet.of(done, replace(seen, samples=samples))
+    assert quiet.within == pytest.approx([180.0, 0.0, 0.0, 180.0])
+    assert quiet.besides == pytest.approx([90.0, 0.0, 0.0, 0.0])
+    assert (quiet.train_s, quiet.rounds) == (18.0, 2)
+
+
+def test_seconds_and_rounds_are_told_apart():
+    few = Quiet(within=[10 * 8.0 + 2 * 30.0, 0.0], besides=[500.0, 0.0], train_s=8.0, rounds=2)
+    many = Quiet(within=[10 * 16.0 + 20 * 30.0, 0.0], besides=[400.0, 0.0], train_s=16.0, rounds=20)
+    lone = Lone.of(few, many)
+    assert lone.up == [Own(500.0, 10.0, 30.0)]
+    assert lone.down == [Own(0.0, 0.0, 0.0)]
+    assert lone.up[0].of(4.0, 3) == 500 + 40 + 90
+    assert lone.said() == "Ray alone, on the link with most: 0.0 kB/s and 0.0 kB a round up, 0.0 and 0.0 down"
+    thousands = Lone([Own(0.0, 1500.0, 0.0), Own(0.0, 0.0, 2600.0)], [Own(9.0, 20.0, 5000.0)])
+    assert thousands.said().endswith("1.5 kB/s and 2.6 kB a round up, 0.0 and 5.0 down")
 
 
 def row(strategy, used, mbit=20.0, peak=1.2, off=0.01):
