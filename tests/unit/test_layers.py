@@ -63,3 +63,9 @@ def test_no_module_of_the_engine_needs_itself() -> None:
     needs = {name: _imports(file) & files.keys() - {name} for name, file in files.items()}
     assert "ray_lowcomm.engine.messages" in needs["ray_lowcomm.engine.coordinator"]
     graphlib.TopologicalSorter(needs).prepare()  # raises CycleError, which names the circle
+
+
+def test_files_stay_small() -> None:
+    for folder in ("ray_lowcomm", "jobs", "tune_spaces", "tests"):
+        for file in (ROOT / folder).rglob("*.py"):
+            assert len(file.read_text().splitlines()) <= 400, f"{file}: what of it could be a file of its own?"
