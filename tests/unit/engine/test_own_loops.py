@@ -184,6 +184,35 @@ def test_two_optimizers_are_stepped_and_come_back(tmp_path):
             optimizer.zero_grad()
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_where_a_round_is_begun_again_the_scheduler_goes_back_and_moments_stay(replicas, tmp_path):
+    rates, moments = {}, {}
+
+    def loop(context, outcome):
+        model = outcome.models[context.index] = net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.6)
+        average = Ema(model)
+        replica = context.wrap(model, optimizer, stateful={"scheduler": scheduler, "average": average})
+        while not replica.finished:
+            rates.setdefault(context.index, {})[replica.step_number] = optimizer.param_groups[0]["lr"]
+            moments.setdefault(context.index, []).append(len(optimizer.state))
+            loss = loss_of(model, context.index, replica.step_number)
+            loss.backward()
+            replica.step(loss, tokens=8)
+            scheduler.step()
+            average.update(model)
+
+    faults = tuple(Fault("nan", index, 2) for index in range(replicas))
+    outcome = _run(loop, tmp_path, replicas=replicas, faults=faults)
+    assert outcome.failure is None
+    assert outcome.summary["rounds_retried"] == 1
+    assert rates == dict.fromkeys(range(replicas), EXPECTED)
+    assert all(set(counts[1:]) == {4} for counts in moments.values())
+    said = [text for text in outcome.said("notice") if "stateful 'average' keeps" in text]
+    assert len(said) == replicas
+
+
 # ---- gradients -------------------------------------------------------------------------------------------------------
 
 

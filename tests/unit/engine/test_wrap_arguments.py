@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from ray_lowcomm.core.settings import Fault
 from tests.unit.engine.own_loop import OwnLoop, loss_of, net
 
 
@@ -87,35 +86,6 @@ def test_frozen_weights_that_differ_are_refused_with_what_to_do(tmp_path):
     failure = _run(loop, tmp_path, replicas=2).failure
     assert "replica 1 was started with other settings than the rest: its frozen weights are others" in failure
     assert "load the same into every replica" in failure
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_where_a_round_is_begun_again_the_scheduler_goes_back_and_moments_stay(replicas, tmp_path):
-    rates, moments = {}, {}
-
-    def loop(context, outcome):
-        model = outcome.models[context.index] = net()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.6)
-        average = Ema(model)
-        replica = context.wrap(model, optimizer, stateful={"scheduler": scheduler, "average": average})
-        while not replica.finished:
-            rates.setdefault(context.index, {})[replica.step_number] = optimizer.param_groups[0]["lr"]
-            moments.setdefault(context.index, []).append(len(optimizer.state))
-            loss = loss_of(model, context.index, replica.step_number)
-            loss.backward()
-            replica.step(loss, tokens=8)
-            scheduler.step()
-            average.update(model)
-
-    faults = tuple(Fault("nan", index, 2) for index in range(replicas))
-    outcome = _run(loop, tmp_path, replicas=replicas, faults=faults)
-    assert outcome.failure is None
-    assert outcome.summary["rounds_retried"] == 1
-    assert rates == dict.fromkeys(range(replicas), EXPECTED)
-    assert all(set(counts[1:]) == {4} for counts in moments.values())
-    said = [text for text in outcome.said("notice") if "stateful 'average' keeps" in text]
-    assert len(said) == replicas
 
 
 def test_a_scheduler_that_is_not_saved_is_said(tmp_path):
