@@ -99,7 +99,6 @@ class RayTransport:
         self._group: LowCommGroup | None = None
         self._generation = -1
         self._offered: Any = None
-        self._threads = torch.get_num_threads()
 
     @property
     def endpoint(self) -> Endpoint:
@@ -109,9 +108,10 @@ class RayTransport:
     def beside(self, work: Callable[[], Result]) -> "Future[Result]":
         """In a thread, which ends with the process, whatever it waits for."""
         future: Future[Result] = Future()
+        threads = torch.get_num_threads()
 
         def run() -> None:
-            torch.set_num_threads(self._threads)  # which is a thread's own
+            torch.set_num_threads(threads)  # which is a thread's own
             try:
                 future.set_result(work())
             except BaseException as error:
