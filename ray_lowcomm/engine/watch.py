@@ -64,8 +64,9 @@ class Watch:
 
     def check_layout(self) -> None:
         """ModelError, by name, if other parameters are trainable than when the replica was made."""
+        at_first = dict(zip(self._names, self._parameters, strict=True))
         for name, parameter in trainable_parameters(self._model, allow_none=True).items():
-            known = dict(zip(self._names, self._parameters, strict=True)).get(name)
+            known = at_first.get(name)
             if known is not parameter:
                 what = "has become trainable" if known is None else "was replaced by another one"
                 raise ModelError(
