@@ -169,7 +169,7 @@ class Replica:
 
     def _pause(self) -> None:
         """The run is being stopped: save what has been done since the last round, and leave."""
-        if self._flight is not None:  # it is exchanged to its end, or given up: either way nothing is left open
+        while self._flight is not None:  # it is exchanged to its end, or given up: either way nothing is left open
             self._land()
             self._watch.mark()
             self.settle()
