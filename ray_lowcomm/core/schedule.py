@@ -106,7 +106,7 @@ def _that_fit(period: int, fragments: int) -> str:
     below, above = period // fragments * fragments, -(-period // fragments) * fragments
     periods = " or ".join(str(p) for p in (below, above) if p)
     parts = " or ".join(map(str, near))
-    return f"must divide the steps between two rounds of a parameter, {period}: take {parts}, or {periods} steps"
+    return f"must divide the steps between two rounds of a parameter, {period}: take {parts}, or a period of {periods}"
 
 
 def at_random(periods: dict[str, int], seed: int) -> Due:

@@ -109,6 +109,7 @@ def _begin(fleet: FleetState, members: list[Member], holders: list[Member]) -> N
     """Train from the shared state that `holders` have; if nobody has it from the checkpoint, or from the lowest
     member's initial weights."""
     fleet.started = True
+    fleet.keep_step()
     fleet.dealt = deal(fleet, members)
     fleet.give_overlap()
     fleet.waits.closed()

@@ -108,6 +108,12 @@ class FleetState:
         member = self.members.get(index)
         return member if member and (member.incarnation, member.state) == (incarnation, state) else None
 
+    def keep_step(self) -> None:
+        """No launch before the step that has been reached: a schedule that was changed at a resume may have one."""
+        following = self.agreement.next_launch(self.where.launched)
+        if following is not None and following < self.where.step:
+            self.where.launched = self.where.step - 1
+
     def steps_to_next(self) -> int:
         """Nominal inner steps from the launch of the last round to that of the next; 0 after the last."""
         return self.agreement.steps_to_next(self.where.launched)

@@ -151,14 +151,14 @@ class Replica:
         if self._to_save is not None:
             stop, self._to_save = self._to_save, None
             self._save_between(stop)
-        if self._due is not None:
-            began, (commit, positions), self._due = time.perf_counter(), self._due, None
-            self._duties.do(commit, positions, self._parts)
-            self._work.pause(time.perf_counter() - began)
-            self._watch.mark()
-        if self._launch_due:
-            self._launch_due = False
-            self._launch(self._stand.target, self._stands)
+        while self._due is not None or self._launch_due:  # the last launch has duties of its own at once
+            if self._due is not None:
+                began, (commit, positions), self._due = time.perf_counter(), self._due, None
+                self._duties.do(commit, positions, self._parts)
+                self._work.pause(time.perf_counter() - began)
+            else:
+                self._launch_due = False
+                self._launch(self._stand.target, self._stands)
             self._watch.mark()
         if self._over:
             self._watch.close()

@@ -88,7 +88,11 @@ def test_fragments_take_turns_and_all_are_synchronised_at_the_end() -> None:
 
 @pytest.mark.parametrize(
     ("period", "fragments", "allowed"),
-    [(16, 5, "take 4 or 8, or 15 or 20 steps"), (4, 8, "take 4, or 8 steps"), (7, 2, "take 1 or 7, or 6 or 8 steps")],
+    [
+        (16, 5, "take 4 or 8, or 15 or 20 as those"),
+        (4, 8, "take 4, or 8 as those"),
+        (7, 2, "take 1 or 7, or 6 or 8 as those"),
+    ],
 )
 def test_the_period_must_be_a_multiple_of_the_fragments(period: int, fragments: int, allowed: str) -> None:
     with pytest.raises(SettingError, match=f"strategy.fragments = {fragments}: .* {period}: {allowed}"):

@@ -1,10 +1,12 @@
 """Rounds that are exchanged beside the inner steps: what is kept whatever happens between launch and apply."""
 
 import pytest
+import torch
 
 from ray_lowcomm.core.errors import PayloadError
 from ray_lowcomm.core.settings import Fault
 from ray_lowcomm.engine.round import Round
+from ray_lowcomm.transport.local import LocalFleet
 
 from .local_run import Setup, mlp
 
@@ -142,3 +144,36 @@ def test_a_killed_job_goes_on_to_the_bit(tmp_path, strategy, after):
     for index in range(3):
         begun = resumed.trace[index][0][0]
         assert resumed.trace[index] == [line for line in whole.trace[index] if line[0] >= begun]
+
+
+@pytest.mark.parametrize("at", [(0, 5), (1, 7), (2, 9)])
+@pytest.mark.parametrize("then", ["topk_fragments", "topk", "blocking"])
+def test_a_resume_with_another_schedule_takes_no_more_steps(tmp_path, at, then):
+    """The last round may be applied behind what would be the next launch."""
+    whole = {"name": "topk_diloco", "inner_steps": H, "chunk_size": 4, "topk": 3, "overlap_steps": H}
+    changed = whole | {"inner_steps": 2, "overlap_steps": 0} if then == "blocking" else OVERLAPPED[then]
+    run(tmp_path, whole, stop_at=at)
+    second = run(tmp_path, changed, resume=True)
+    assert second.failure is None
+    assert second.said("ended") == [True]
+    assert second.summary["inner_steps"] == 3 * STEPS
+    assert second.summary["lost_inner_steps"] == 0
+    assert len(set(second.summary["state_digests"].values())) == 1
+
+
+@every_strategy
+def test_a_loop_that_counts_its_steps_ends_in_order(tmp_path, strategy):
+    def loop(context):
+        model = torch.nn.Linear(6, 3)
+        replica = context.wrap(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+        for _ in range(STEPS):
+            loss = (model(torch.ones(8, 6)) ** 2).mean()
+            loss.backward()
+            replica.step(loss, 8)
+
+    events = []
+    fleet = LocalFleet(*Setup(str(tmp_path), strategy, replicas=2, steps=STEPS, every=0).plans(False), events.append)
+    fleet.run(loop)
+    assert fleet.coordinator.failure is None
+    assert [event.data for event in events if event.kind == "ended"] == [True]
+    assert (tmp_path / "model" / "model.safetensors").exists()
