@@ -89,9 +89,9 @@ def test_fragments_take_turns_and_all_are_synchronised_at_the_end() -> None:
 @pytest.mark.parametrize(
     ("period", "fragments", "allowed"),
     [
-        (16, 5, "take 4 or 8, or 15 or 20 as those"),
-        (4, 8, "take 4, or 8 as those"),
-        (7, 2, "take 1 or 7, or 6 or 8 as those"),
+        (16, 5, "take 4 or 8, or a period of 15 or 20"),
+        (4, 8, "take 4, or a period of 8"),
+        (7, 2, "take 1 or 7, or a period of 6 or 8"),
     ],
 )
 def test_the_period_must_be_a_multiple_of_the_fragments(period: int, fragments: int, allowed: str) -> None:

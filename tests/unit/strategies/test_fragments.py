@@ -292,7 +292,7 @@ def train_to_launch_of(fleet: list[Member], number: int) -> Any:
 BAD: list[tuple[dict[str, Any], str]] = [
     (
         {"name": "diloco", "inner_steps": 8, "fragments": 3},
-        r"fragments = 3: .*8: take 2 or 4, or 6 or 9 steps",
+        r"fragments = 3: .*8: take 2 or 4, or a period of 6 or 9",
     ),
     ({"name": "diloco", "inner_steps": 8, "fragments": 2, "overlap_steps": 5}, r"inner_steps / strategy.fragments = 4"),
     ({"name": "diloco", "fragment_order": "strided"}, r"fragment_order = .strided.: needs strategy.fragments of 2"),
