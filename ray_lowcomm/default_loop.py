@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ray_lowcomm.core import randomness
 from ray_lowcomm.core.adopt import Adopt
+from ray_lowcomm.core.errors import ModelError
 from ray_lowcomm.core.names import model_state, trainable_parameters
 from ray_lowcomm.core.settings import DataSettings, InnerSettings, ModelSettings
 from ray_lowcomm.data import Batch, Batches, Dataset, ShardedSampler, in_order, load
@@ -133,9 +134,16 @@ class Evaluation:
                 placed = on_device(batch, self.device)
                 found = {"val_loss": model(placed), **(own(placed) if callable(own) else {})}
                 for name, value in found.items():
+                    _check_mean(name, value)
                     totals[name] = totals.get(name, 0.0) + float(value) * size
                 count += size
         return {name: total / count for name, total in totals.items()}
+
+
+def _check_mean(name: str, value: object) -> None:
+    if isinstance(value, Tensor) and value.numel() != 1:
+        what = "the loss" if name == "val_loss" else f"metric {name!r}"
+        raise ModelError(f"{what} must be a 0-d tensor (the mean over the batch), got one of shape {list(value.shape)}")
 
 
 def make_optimizer(model: nn.Module, inner: InnerSettings) -> torch.optim.Optimizer:
