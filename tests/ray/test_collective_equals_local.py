@@ -99,7 +99,10 @@ def actors(ray_cluster):
         ray.kill(actor)
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("dct_overlap", "topk_overlap", "sparse_fragments", "diloco_overlap")  # of what the others have, too
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])
 def test_same_state_after_five_rounds(case, actors, tmp_path):
     plan, spec = plan_and_spec(case, str(tmp_path / "ray"))
     driver = ray.remote(Driver).options(num_cpus=0, max_concurrency=1000).remote(plan)
