@@ -43,7 +43,7 @@ from jobs.benchmarks.link_run import Done, Task
 from jobs.benchmarks.links import Links, lacking
 from ray_lowcomm.core.errors import SettingError
 
-SAYS = "share of the time in inner steps, over links of a set rate between real Ray hosts"
+SAYS = "time in inner steps, over slow links between real Ray hosts"
 TABLE_WIDTH = 150
 
 

@@ -230,7 +230,7 @@ def _compared(ratio: float) -> str:
     return f"{times} times less than" if ratio >= 1 else f"{times} times more than"
 
 
-_TIMES = {"compute_s": "in inner steps", "outer_s": "in outer steps", "blocked_s": "waiting for the exchange"}
+_TIMES = {"compute_s": "inner steps", "outer_s": "outer steps", "blocked_s": "waiting"}
 
 
 def number(value: float | None) -> str:
