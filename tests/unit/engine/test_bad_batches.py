@@ -7,6 +7,9 @@ import torch
 from torch import nn
 
 from ray_lowcomm.core.settings import Fault
+from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.engine.buffers import BufferSync
+from ray_lowcomm.engine.skipping import Skipping
 from tests.unit.engine.own_loop import OwnLoop, net
 
 BAD = 37  # this sample has a NaN
@@ -284,3 +287,12 @@ def test_a_replica_whose_batches_are_never_finite_is_reset_now_and_then_and_name
     assert (summary["inner_steps"], summary["nonfinite_rejected"]) == (160, 2)
     assert summary["rejected_replicas"]["1"]["most_in_a_row"] == 2
     assert any("replica 1 sits out: none of its last 56 batches was finite" in text for text in outcome.said("notice"))
+
+
+def test_gradients_whose_squares_overflow_are_finite():
+    model = torch.nn.Linear(2, 2)
+    skipping = Skipping(Tracks(model, torch.optim.SGD(model.parameters(), lr=0.1)), BufferSync(model, "average"))
+    model.weight.grad = torch.full((2, 2), 1e30)
+    assert skipping.problem(torch.tensor(1.0)) == ""
+    model.weight.grad[1, 0] = float("inf")
+    assert skipping.problem(torch.tensor(1.0)) == "gradients are not finite"
