@@ -140,8 +140,12 @@ def test_the_end_of_who_shows_is_no_harm(tmp_path, monkeypatch):
     monkeypatch.setattr(output.os, "dup2", lambda source, target: None)
     path = tmp_path / "printed"
 
+    tried = []
+
     def send(lines, end):
+        tried.append(lines)
         raise ConnectionError("gone")
 
     with passed_on(str(path), send):
         path.write_text("line\n")
+    assert tried[0] == ["line"]

@@ -80,6 +80,7 @@ def test_what_is_ignored_stays_ignored():
     try:
         with signals_interrupt():
             signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
 
