@@ -15,8 +15,8 @@ def join(fleet: FleetState, join: m.Join) -> None:
     old = fleet.members.get(join.member)
     if old is not None and old.state in LIVE:
         losses.count(fleet, old, join.reason or "was started again", alive=bool(join.reason))
-    if join.steps_lost:
-        fleet.book.totals.lost_inner_steps += join.steps_lost - (old.counted if old else 0)
+    if join.reason:
+        fleet.book.count_given_up(old, join.steps_lost, join.skipped_lost)
     member = Member(join.member, old.incarnation + 1 if old else 1, join.digest, join.endpoint, join.holds)
     fleet.members[join.member] = member
     if not join.reason:

@@ -89,7 +89,7 @@ class Book:
         self.fired: set[int] = set()
         self.digests: dict[int, str | None] = {}
         self._begun = now
-        self._safe_steps = 0  # executed inner steps that the newest checkpoint holds
+        self._safe = 0, 0  # inner steps and tokens that the newest checkpoint holds
         self._moved: dict[int, m.Bytes] = {}
         self._record: tuple[int, dict[str, Any]] | None = None  # (evaluator, record)
         self._checkpoints: dict[str, Making] = {}  # by folder
@@ -108,10 +108,11 @@ class Book:
         for kind, amount in vote.bytes.items():
             moved[kind] = moved.get(kind, 0) + amount
 
-    def reject(self, arrival: m.Arrival) -> None:
+    def reject(self, member: Member, arrival: m.Arrival) -> None:
         """Count a replica's round that is rejected. Its samples are used: it goes on with others."""
         self.totals.count_rejected(arrival.member)
         self.totals.skipped_steps += arrival.skipped
+        member.skipped = arrival.skipped
         self.data_positions.update(arrival.positions)
 
     def count_state_transfer(self, donor: int, joiner: int, nbytes: int) -> None:
@@ -154,14 +155,22 @@ class Book:
         if count:
             self.notice(f"round {number}: {count:,} numbers of the owners' residual are lost: nobody holds them now")
 
-    def count_lost(self, member: Member, exchange: Exchange | None) -> None:
-        """Count a member that is lost. Steps of a killed replica are unknown: those that it was told to take count."""
+    def count_lost(self, member: Member, exchange: Exchange | None, overlap: int) -> None:
+        """Count a member that is lost. Steps of a killed replica are unknown: those that it was told to take count,
+        beside a round in flight as many as `overlap`."""
         self.totals.members_lost += 1
-        member.counted = member.arrival.steps if member.arrival else member.planned
+        arrival = member.arrival
+        launched = arrival.steps + arrival.skipped if arrival else 0
+        member.counted = launched + overlap if arrival else member.planned
+        self.totals.lost_inner_steps += member.counted
         if member.vote is not None and member.vote.ok and exchange is not None:
-            exchange.owed += member.counted  # lost only if the exchange fails
-        else:
-            self.totals.lost_inner_steps += member.counted
+            self.totals.lost_inner_steps -= launched
+            exchange.owed += launched  # lost only if the exchange fails
+
+    def count_given_up(self, member: Member | None, steps: int, skipped: int) -> None:
+        """Count what a replica that is alive has given up, in the place of what was counted without its word."""
+        self.totals.lost_inner_steps += steps - (member.counted if member else 0)
+        self.totals.skipped_steps += skipped - (member.skipped if member else 0)
 
     def hold(self, evaluator: int, record: dict[str, Any], evaluated: bool) -> None:
         """Keep the record until its evaluator reports, or emit it at once."""
@@ -233,7 +242,7 @@ class Book:
         """The manifest of the checkpoint that has become whole."""
         making = self._checkpoints.pop(folder)
         parts = making.parts
-        self._safe_steps = self.totals.inner_steps
+        self._safe = self.totals.inner_steps, self.totals.tokens
         self.totals.wall_s += now - self._begun
         self._begun = now
         for part in parts.values():
@@ -275,7 +284,7 @@ class Book:
     def take_manifest(self, manifest: dict[str, Any]) -> Position:
         """Go on from a manifest, in a new process."""
         self.totals = Totals.from_json(manifest["totals"])
-        self._safe_steps = self.totals.inner_steps
+        self._safe = self.totals.inner_steps, self.totals.tokens
         return self._stand_at(manifest)
 
     def go_back(self, manifest: dict[str, Any] | None, other_data: bool = False) -> Position:
@@ -284,8 +293,8 @@ class Book:
         With `other_data` the samples since then stay used: they have led to where nobody can go on.
         """
         self.flush(None)
-        self.totals.lost_inner_steps += self.totals.inner_steps - self._safe_steps
-        self._safe_steps = self.totals.inner_steps
+        self.totals.lost_inner_steps += self.totals.inner_steps - self._safe[0]
+        self.totals.inner_steps, self.totals.tokens = self._safe
         self._close_moved()
         self._checkpoints = {}
         used = self.data_positions if other_data else {}

@@ -58,20 +58,22 @@ def finished(fleet: FleetState, finished: m.Finished) -> None:
         member.state = MemberState.OUT
         fleet.event("left", member.index)
     else:
-        early = not fleet.over and member.state in LIVE
-        fleet.book.digests[member.index], member.state = finished.digest, MemberState.FINISHED
+        early = not fleet.over and member.state in (*LIVE, MemberState.OUT)
+        # of one that missed the end there is nothing to compare
+        fleet.book.digests[member.index], member.state = None if early else finished.digest, MemberState.FINISHED
         if early:
-            _returned_early(fleet, member, finished.steps)
+            _returned_early(fleet, member, finished)
     losses.release(fleet, member)
 
 
-def _returned_early(fleet: FleetState, member: Member, steps: int) -> None:
-    """A train function has returned before the run was over: `steps` that it had not shared are lost."""
+def _returned_early(fleet: FleetState, member: Member, finished: m.Finished) -> None:
+    """A train function has returned before the run was over: the steps that it had not shared are lost."""
     fleet.whole = False
     fleet.book.totals.members_lost += 1
-    fleet.book.totals.lost_inner_steps += steps
-    where = f"round {fleet.round + 1}, at step {fleet.where.step} of {fleet.plan.total}"
-    fleet.notice(f"{where}: replica {member.index}: its train function returned (`while not replica.finished`)")
+    fleet.book.count_given_up(member, finished.steps, finished.skipped)
+    where = f"step {finished.step} of {fleet.plan.total} (`while not replica.finished`)"
+    left = f": steps lost, as it had not shared them: {finished.steps}" if finished.steps else ""
+    fleet.notice(f"round {fleet.round + 1}: replica {member.index}: its train function returned at {where}{left}")
     if not fleet.in_state(*PRESENT):
         fleet.finishing = True
         fleet.notice("all train functions returned before the end: there is no final model")

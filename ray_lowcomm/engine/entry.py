@@ -92,6 +92,7 @@ class Entry:
             endpoint=self.host.transport.endpoint,
             remarks=self._remarks(),
             steps_lost=self.work.steps,
+            skipped_lost=self.work.skipped,
             reason=reason,
             holds=holds,
         )

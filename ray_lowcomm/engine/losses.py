@@ -35,7 +35,7 @@ def count(fleet: FleetState, member: Member, why: str, alive: bool = False) -> N
     if fleet.finishing:
         return
     if state in LIVE and not alive:
-        fleet.book.count_lost(member, fleet.exchange)
+        fleet.book.count_lost(member, fleet.exchange, fleet.where.overlap)
     what = "begins anew" if alive else "is lost"
     fleet.notice(f"round {fleet.round + 1}: replica {member.index} {what} ({why}) while {state.value}")
     _count_failure(fleet, member.index, f"without a round in between: {why}")

@@ -76,18 +76,17 @@ def run_member(train: TrainLoop, spec: RunSpec, host: Host, device: torch.device
     context = Context(spec, host, device)
     try:
         train(context)
-        if context.replica is not None:
-            context.replica.settle()
+        ended = context.replica.leave() if context.replica is not None else None
     except (Exception, SystemExit) as error:
         # our own errors say what to do; of others the user needs the way there
         trace = "" if isinstance(error, LowCommError) else traceback.format_exc()
         host.channel.request(m.Failed(host.member, describe(error), trace))
         return
-    if context.replica is None:
+    if ended is None:
         text = "the train function returned without calling context.wrap(model, optimizer)"
         host.channel.request(m.Failed(host.member, text, ""))
         return
-    host.channel.request(m.Finished(host.member, context.replica.digest, context.replica.unshared_steps))
+    host.channel.request(ended)
 
 
 def describe(error: BaseException) -> str:

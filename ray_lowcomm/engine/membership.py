@@ -34,7 +34,8 @@ PRESENT = (*LIVE, MemberState.JOINING, MemberState.LEAVING)
 @dataclass
 class Member:
     """One replica. `planned` are the inner steps it was told to take in this round, `counted` those that were counted
-    as lost on a guess, when it was given up. `leaving` is why it shall leave after this round, `holds` as in `Join`."""
+    as lost on a guess, when it was given up, `skipped` those of a rejected round that were counted. `leaving` is why it
+    shall leave after this round, `holds` as in `Join`."""
 
     index: int
     incarnation: int
@@ -45,6 +46,7 @@ class Member:
     donor: int | None = None
     planned: int = 0
     counted: int = 0
+    skipped: int = 0
     leaving: str = ""
     arrival: Arrival | None = None
     vote: Vote | None = None

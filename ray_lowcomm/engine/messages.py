@@ -25,6 +25,7 @@ class Join:
     endpoint: Any = None  # what the transport needs to reach this replica; opaque to the driver
     remarks: tuple[str, ...] = ()  # what the user should know about this model with this strategy
     steps_lost: int = 0  # inner steps executed since the last commit and given up by this join
+    skipped_lost: int = 0  # further ones that were skipped since then
     reason: str = ""
     holds: str | None = None  # digest of the committed history whose shared state it holds, whole and finite
 
@@ -240,12 +241,14 @@ class Fired:
 
 @dataclass(frozen=True)
 class Finished:
-    """The train function has returned. `digest` is the final one of the shared state, `steps` are the inner steps since
-    the last round, which nobody will share."""
+    """The train function has returned at nominal step `step`. `digest` is the final one of the shared state, `steps`
+    are the inner steps since the last round, which nobody will share, and `skipped` further ones, not taken."""
 
     member: int
     digest: str | None
+    step: int = 0
     steps: int = 0
+    skipped: int = 0
 
 
 @dataclass(frozen=True)

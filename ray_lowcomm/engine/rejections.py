@@ -13,7 +13,7 @@ from ray_lowcomm.engine.membership import LIVE, Member, MemberState
 def sit_out(fleet: FleetState, member: Member, arrival: m.Arrival) -> None:
     """Reject this member's round."""
     rejected = fleet.rejected
-    fleet.book.reject(arrival)
+    fleet.book.reject(member, arrival)
     fleet.notice(f"round {arrival.round + 1}: replica {member.index} sits out: {arrival.problem}")
     member.state, rejected.problem = MemberState.OUT, arrival.problem
     rejected.out.add(member.index)

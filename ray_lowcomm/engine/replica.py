@@ -58,6 +58,7 @@ class Replica:
         self._stands: dict[int, int] = {}  # data positions after the last inner step
         self._trained = False
         self._began_anew = False  # inside of the step that the loop is in
+        self._leaves = False  # so that it does not join again
         self._enter("")
         self._state.forget()
         self._round_begins = True  # for the loop, with its next turn
@@ -233,10 +234,14 @@ class Replica:
         known = self._parties.strategy.consistent and self._stand.incarnation > 0 and self.stopped is None
         return self._parties.strategy.digest() if known else None
 
-    @property
-    def unshared_steps(self) -> int:
-        """Inner steps since the last round."""
-        return self._work.steps
+    def leave(self) -> m.Finished:
+        """The train function has returned, early or not: what was launched comes to its end, what is due is done."""
+        self._leaves = True
+        self.settle()
+        while self._flight is not None:
+            self._land()
+            self.settle()
+        return m.Finished(self._host.member, self.digest, self.step_number, self._work.steps, self._work.skipped)
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
@@ -347,7 +352,8 @@ class Replica:
         if isinstance(outcome, m.Reset):
             self._work.put_back(flight.work, self._stand.taken)
             self._inner.drop()
-            self._enter(outcome.reason, outcome.shared)
+            if not self._leaves:
+                self._enter(outcome.reason, outcome.shared)
             return
         self._stand.stopped = outcome.reason
         if flight.point == "after_backward":  # the loop has not stepped its scheduler for what is given up here

@@ -37,7 +37,7 @@ def test_a_train_function_that_returns_early_leaves_the_others_in_peace_and_is_c
     desk = Desk(2)
     desk.begin()
     desk.run_round()
-    desk.send(m.Finished(0, None, steps=3))
+    desk.send(m.Finished(0, "of round 1", step=7, steps=3, skipped=2))
     desk.take(0)
     desk.drop_answers()
     for _ in range(ROUNDS - 1):
@@ -47,8 +47,11 @@ def test_a_train_function_that_returns_early_leaves_the_others_in_peace_and_is_c
     desk.send(m.Finished(1, "final"))
     assert desk.said("ended") == [False]  # not the whole run: the summary says 'incomplete'
     assert (desk.summary["members_lost"], desk.summary["lost_inner_steps"]) == (1, 3)
+    assert desk.summary["skipped_steps"] == 2
+    assert desk.summary["state_digests"] == {"0": None, "1": "final"}
     told = [text for text in desk.notices if "replica 0: its train function returned" in text]
-    assert told == ["round 2, at step 4 of 12: replica 0: its train function returned (`while not replica.finished`)"]
+    how = "its train function returned at step 7 of 12 (`while not replica.finished`)"
+    assert told == [f"round 2: replica 0: {how}: steps lost, as it had not shared them: 3"]
 
 
 def test_when_all_train_functions_return_early_it_is_the_same_for_each():
