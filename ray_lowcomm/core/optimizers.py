@@ -36,6 +36,11 @@ class Optimizers:
         """All that they step, in order."""
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
+    @property
+    def count(self) -> int:
+        """How many parameters they step."""
+        return sum(len(group["params"]) for optimizer in self.all for group in optimizer.param_groups)
+
     def owner(self, parameter: nn.Parameter) -> torch.optim.Optimizer | None:
         """Who steps this parameter; None if nobody does."""
         if parameter not in self._owners:

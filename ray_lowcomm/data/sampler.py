@@ -68,8 +68,8 @@ class ShardedSampler:
     @property
     def progress(self) -> dict[int, int]:
         """As `positions`, and for a replica that owns no shard its private place in the borrowed one."""
-        taken = np.bincount(self._queue_shards[: self._used], minlength=self.shards)
-        return {v: p + int(taken[v]) for v, p in self._queue_start.items()}
+        taken = np.bincount(self._queue_shards[: self._used], minlength=self.shards).tolist()
+        return {v: p + taken[v] for v, p in self._queue_start.items()}
 
     def load(self, positions: Mapping[int, int]) -> None:
         """Goes to `positions`, of all shards or some; a shard that is not named starts at 0.

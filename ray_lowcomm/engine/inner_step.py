@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.engine.watch import Watch
@@ -56,10 +56,19 @@ class InnerStep:
                 self._scaler.unscale_(optimizer)
             self._unscaled = True
 
-    def take(self, step: int) -> None:
-        """The inner step after `step` nominal ones."""
+    def norm(self) -> Tensor | None:
+        """L2 norm of all gradients that are clipped, 0-d; None where none are."""
+        if self._clip_norm is None:
+            return None
+        return nn.utils.get_total_norm([p.grad for p in self._clipped if p.grad is not None])
+
+    def take(self, step: int, norm: Tensor | None = None) -> None:
+        """The inner step after `step` nominal ones. `norm`: what `norm()` has said of these gradients, if it was
+        asked."""
         if self._clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._clipped, self._clip_norm)
+            norm = self.norm() if norm is None else norm
+            assert norm is not None, "what is clipped has a norm"
+            nn.utils.clip_grads_with_norm_(self._clipped, self._clip_norm, norm)
         if self._schedule is not None:
             factor = self._schedule(step)
             for group, base in zip(self._optimizers.param_groups, self._base_lrs, strict=True):

@@ -118,10 +118,11 @@ class Replica:
         tokens = tokens_of(tokens)
         self._check_loop()
         self._inner.unscale()
-        skipped = self._spec.skip_nonfinite and self._skip(loss, samples)
+        norm = self._inner.norm() if self._spec.skip_nonfinite else None
+        skipped = self._spec.skip_nonfinite and self._skip(loss, norm, samples)
         if not skipped:
             self._work.add(loss, tokens)
-        if not self._take(skipped):
+        if not self._take(skipped, norm):
             self._began_anew = self.stopped is None
             return
         if not self._trained:
@@ -205,9 +206,9 @@ class Replica:
         self._watch.mark()
         return True
 
-    def _skip(self, loss: Tensor, samples: Samples) -> bool:
+    def _skip(self, loss: Tensor, norm: Tensor | None, samples: Samples) -> bool:
         """Whether something is not finite, and this step is not to be taken."""
-        what = self._skipping.problem(loss)
+        what = self._skipping.problem(loss, norm)
         if not what:
             self._skipping.taken()
             return False
@@ -245,9 +246,9 @@ class Replica:
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
-    def _take(self, skipped: bool) -> bool:
+    def _take(self, skipped: bool, norm: Tensor | None) -> bool:
         """One inner step, and with it the rounds that are launched or applied; False: this replica has begun anew, or
-        must stop."""
+        must stop. `norm` is that of its own gradients, if it is known."""
         stand, before = self._stand, self._stand.step
         launches = stand.left == 1 and self._flight is None
         if self._spec.faults:
@@ -259,7 +260,7 @@ class Replica:
                 return False
             stand.left += 1  # this one
         if averaged or not skipped:  # what all replicas step with must be stepped by all
-            self._inner.take(before)
+            self._inner.take(before, None if averaged else norm)
         stand.step = at
         stand.left -= 1
         stand.taken += 1

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ray_lowcomm.core.guards import all_finite
 from ray_lowcomm.core.tracks import Tracks
@@ -26,6 +26,8 @@ class Skipping:
 
     def __init__(self, tracks: Tracks, buffers: BufferSync) -> None:
         self._parameters, self._buffers = list(tracks.parameters.values()), buffers
+        held = set(map(id, tracks.optimizers.parameters))
+        self._unheld = [p for p in self._parameters if id(p) not in held]
         self._kept: dict[str, Tensor] = {}
         self._count = self._in_a_row = 0
 
@@ -42,16 +44,15 @@ class Skipping:
         """Buffers are as they should be."""
         self._kept = {name: b.clone() for name, b in self._buffers.state().items() if b.is_floating_point()}
 
-    def problem(self, loss: Tensor) -> str:
-        """What of this step is not finite; '' if all is."""
-        if not bool(torch.isfinite(loss)):
-            return f"the loss is {loss.item()}"
-        gradients = [_values(p.grad) for p in self._parameters if p.grad is not None and p.grad.numel()]
+    def problem(self, loss: Tensor, norm: Tensor | None = None) -> str:
+        """What of this step is not finite; '' if all is. `norm`: that of all gradients that the optimizers hold, 0-d,
+        where it is known."""
+        if not math.isfinite(value := loss.item()):
+            return f"the loss is {value}"
         # squares take an eighth of the time of the largest magnitudes, and overflow where those do not
-        for order in (2.0, math.inf):
-            norms = torch._foreach_norm(gradients, order) if gradients else []
-            if not norms or bool(torch.isfinite(torch.stack([x.to(loss.device) for x in norms])).all()):
-                return ""
+        squares = _norms(self._parameters, 2.0) if norm is None else [norm, *_norms(self._unheld, 2.0)]
+        if _finite(squares) or _finite(_norms(self._parameters, math.inf)):
+            return ""
         return "gradients are not finite"
 
     def put_back(self) -> None:
@@ -74,6 +75,18 @@ class Skipping:
         listed = f" (samples {_listing(named)})" if named is not None and len(named) else ""
         text = f"step {step}: {what}: no optimizer step was taken{listed}"
         return text if first else f"{text}; {self._count} such steps so far"
+
+
+def _norms(parameters: Sequence[nn.Parameter], order: float) -> Sequence[Tensor]:
+    """Of each gradient, 0-d."""
+    gradients = [_values(p.grad) for p in parameters if p.grad is not None and p.grad.numel()]
+    return torch._foreach_norm(gradients, order) if gradients else ()
+
+
+def _finite(norms: Sequence[Tensor]) -> bool:
+    if len(norms) > 1:
+        norms = [torch.stack([norm.to(norms[0].device) for norm in norms]).amax()]  # NaN, if one is
+    return not norms or math.isfinite(norms[0].item())
 
 
 def _values(gradient: Tensor) -> Tensor:

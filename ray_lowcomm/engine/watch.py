@@ -24,10 +24,10 @@ class Watch:
     def __init__(self, model: nn.Module, tracks: Tracks) -> None:
         self._model, self._optimizers = model, tracks.optimizers
         self._names, self._parameters = list(tracks.parameters), list(tracks.parameters.values())
-        self._held = len(tracks.optimizers.parameters)
+        self._held = tracks.optimizers.count
         self._taken = 0  # optimizer steps of ours
         self._stepping = False
-        self._marked: list[tuple[int, int]] = []
+        self._marked: tuple[list[int], list[int]] = [], []
         self._sums: Tensor | None = None
         self._said = False
         self._handles = [o.register_step_post_hook(self._stepped) for o in tracks.optimizers]
@@ -43,7 +43,7 @@ class Watch:
         Raises:
             ModelError: what would train on wrong values, or on nothing.
         """
-        if len(self._optimizers.parameters) != self._held:
+        if self._optimizers.count != self._held:
             raise ModelError(
                 "the optimizer holds other parameters than at context.wrap: call add_param_group before it, with a "
                 "learning rate of 0 for as long as they are not to be trained"
@@ -97,14 +97,15 @@ class Watch:
                 "leave the call out (and give a GradScaler to context.wrap as scaler=)"
             )
 
-    def _versions(self) -> list[tuple[int, int]]:
-        return [(p.data_ptr(), p._version) for p in self._parameters]
+    def _versions(self) -> tuple[list[int], list[int]]:
+        """Where each parameter's values are, and how often they were changed."""
+        return [*map(Tensor.data_ptr, self._parameters)], [p._version for p in self._parameters]
 
     def _changed(self) -> str:
         """A parameter that has changed since `mark`; '' if none has."""
         now = self._versions()
         if now != self._marked:
-            return self._names[_first(now, self._marked)]
+            return self._names[_first([*zip(*now, strict=True)], [*zip(*self._marked, strict=True)])]
         if self._sums is not None and not _equal(sums := self._summed(), self._sums):
             return self._names[_first(sums.tolist(), self._sums.tolist())]
         return ""

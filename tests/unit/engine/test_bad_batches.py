@@ -9,7 +9,9 @@ from torch import nn
 from ray_lowcomm.core.settings import Fault
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.engine.buffers import BufferSync
+from ray_lowcomm.engine.inner_step import InnerStep
 from ray_lowcomm.engine.skipping import Skipping
+from ray_lowcomm.engine.watch import Watch
 from tests.unit.engine.own_loop import OwnLoop, net
 
 BAD = 37  # this sample has a NaN
@@ -294,5 +296,33 @@ def test_gradients_whose_squares_overflow_are_finite():
     skipping = Skipping(Tracks(model, torch.optim.SGD(model.parameters(), lr=0.1)), BufferSync(model, "average"))
     model.weight.grad = torch.full((2, 2), 1e30)
     assert skipping.problem(torch.tensor(1.0)) == ""
+    assert skipping.problem(torch.tensor(1.0), torch.tensor(float("inf"))) == ""  # their norm says no more
     model.weight.grad[1, 0] = float("inf")
     assert skipping.problem(torch.tensor(1.0)) == "gradients are not finite"
+
+
+def test_a_known_norm_is_of_the_gradients_that_an_optimizer_holds():
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([model.weight], lr=0.1)
+    skipping = Skipping(Tracks(model, optimizer), BufferSync(model, "average"))
+    model.weight.grad, model.bias.grad = torch.ones(2, 2), torch.tensor([0.0, float("nan")])
+    assert skipping.problem(torch.tensor(1.0), torch.tensor(2.0)) == "gradients are not finite"
+    model.bias.grad = torch.zeros(2)
+    assert skipping.problem(torch.tensor(1.0), torch.tensor(2.0)) == ""
+
+
+def test_a_step_with_a_known_norm_clips_as_torch_does():
+    """To the bit; and where the gradients were averaged in between the norm is taken anew."""
+    gradients = [torch.randn(3, 2, generator=torch.Generator().manual_seed(1)) * 9, torch.randn(3)]
+    for known in (True, False):
+        model, reference = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
+        reference.load_state_dict(model.state_dict())
+        tracks = Tracks(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        inner = InnerStep(tracks, Watch(model, tracks), 0.5, None, None)
+        for one in (model, reference):
+            for parameter, gradient in zip(one.parameters(), gradients, strict=True):
+                parameter.grad = gradient.clone()
+        inner.take(0, inner.norm() if known else None)
+        torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
+        torch.optim.SGD(reference.parameters(), lr=0.1).step()
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters(), strict=True))
