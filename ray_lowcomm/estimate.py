@@ -252,8 +252,8 @@ def _message(whole: Strategy, op: SyncOp, world: int) -> Message:
     strategy = whole.of(op.track, op.fragment) if isinstance(whole, Composite) else whole
     if not isinstance(strategy, Gathered):
         proposal = strategy.propose(op)
-        strategy.discard(proposal.id)
         message = Message.of(op.id, proposal.payload)
+        strategy.discard(proposal.id)
         return replace(message, elements=message.numel, copied=message.numel if op.apply > op.launch else 0)
     elements = strategy.codec.layout.numel
     late = op.apply > op.launch and isinstance(strategy, ResidualInBuffer)

@@ -1,5 +1,7 @@
 """Memory for vectors as long as the model."""
 
+from collections import deque
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,22 +24,25 @@ class Spare:
     The first use of fresh memory costs as much as ten copies of the vector or more, where a virtual machine's host has
     taken back what was freed. On a GPU nothing is kept: the allocator does, and lends it to training in between.
 
-    Of fragments of a model, which are not all equally long, the front of what is kept is lent.
+    Of fragments of a model, which are not all equally long, the front of what is kept is lent. Any thread may take and
+    give.
     """
 
     def __init__(self) -> None:
-        self._kept: Tensor | None = None
+        self._room: deque[Tensor] = deque(maxlen=1)  # what it does is done at once: no two threads are lent one vector
 
     @property
     def nbytes(self) -> int:
         """Bytes that are kept."""
-        return 0 if self._kept is None else self._kept.numel() * self._kept.element_size()
+        return sum(kept.numel() * kept.element_size() for kept in tuple(self._room))
 
     def take(self, like: Tensor) -> Tensor:
         """A vector [n] in the length, dtype and place of `like`, with any content: the kept one, or its front."""
-        kept, self._kept = self._kept, None
-        fits = kept is not None and (kept.dtype, kept.device) == (like.dtype, like.device)
-        if kept is None or not fits or kept.numel() < like.numel():
+        try:
+            kept = self._room.pop()
+        except IndexError:
+            return uninitialised(like)
+        if (kept.dtype, kept.device) != (like.dtype, like.device) or kept.numel() < like.numel():
             return uninitialised(like)
         return kept if kept.numel() == like.numel() else kept[: like.numel()]
 
@@ -46,4 +51,5 @@ class Spare:
         if vector.device.type == "cpu":
             storage = vector.untyped_storage()
             count = storage.nbytes() // vector.element_size()
-            self._kept = vector if count == vector.numel() else vector.new_empty(0).set_(storage, 0, (count,), (1,))
+            whole = vector if count == vector.numel() else vector.new_empty(0).set_(storage, 0, (count,), (1,))
+            self._room.append(whole)

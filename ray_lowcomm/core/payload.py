@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -131,16 +132,36 @@ class Payload:
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """An open proposal.
+class Sent:
+    """What a proposal sends.
 
     `residual_norm`: L2 distance that will remain between this replica's own parameters and the shared ones once the
     proposal has been applied; 0 where replicas are reset to the shared parameters, None where there are no shared ones.
     """
 
-    id: str
     payload: Payload
     residual_norm: float | None = 0.0
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """An open proposal. What it sends is made when it is first asked for, from any thread, and only if it is.
+
+    Where it is applied later than it was launched `make` reads nothing that inner steps change. It is called once.
+    """
+
+    id: str
+    make: Callable[[], Sent]
+
+    @cached_property
+    def sent(self) -> Sent:
+        """What is sent. PayloadError: it is not finite."""
+        return self.make()
+
+    @property
+    def payload(self) -> Payload:
+        """As `sent`."""
+        return self.sent.payload
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ray_lowcomm.core.errors import ModelError, PayloadError
 from ray_lowcomm.core.guards import all_finite
 from ray_lowcomm.core.layout import Layout
 from ray_lowcomm.core.names import named_buffers, work_dtype
-from ray_lowcomm.core.payload import Payload, Proposal, Received
+from ray_lowcomm.core.payload import Payload, Proposal, Received, Sent
 from ray_lowcomm.core.schedule import Point, SyncOp
 from ray_lowcomm.core.wording import option
 
@@ -90,8 +90,9 @@ class BufferSync:
             averaged = [now[name] for name in self._averaged]
             if op.apply > op.launch:  # the model trains on while they are sent
                 averaged = [buffer.detach().clone() for buffer in averaged]
-            return Proposal(op.id, Payload.mean(lambda out: self._layout.flatten(averaged, out)))
-        return Proposal(op.id, Payload("first", torch.cat([tensor_bytes(now[name]) for name in self._copied])))
+            return Proposal(op.id, lambda: Sent(Payload.mean(lambda out: self._layout.flatten(averaged, out))))
+        copied = torch.cat([tensor_bytes(now[name]) for name in self._copied])
+        return Proposal(op.id, lambda: Sent(Payload("first", copied)))
 
     def apply(self, proposal: str, received: Received) -> None:
         """Overwrite the buffers.

@@ -120,8 +120,9 @@ class Vote:
 
     Seconds: `exchange_s` of this attempt, `wait_s` until its plan came; and, since the vote before, those in which no
     inner step was taken: `outer_s` for the outer step's computation (applying the round before, proposals; where
-    nothing is exchanged beside inner steps digests and checks, too), `blocked_s` for waiting. `residual_lost`: numbers
-    of an owners' residual that nobody holds any more, in this member's shards.
+    nothing is exchanged beside inner steps digests and checks, too), `blocked_s` for waiting. `beside_s`: what is
+    computed beside inner steps, to make what is sent and to check what is received. `residual_lost`: numbers of an
+    owners' residual that nobody holds any more, in this member's shards.
     """
 
     member: int
@@ -134,6 +135,7 @@ class Vote:
     wait_s: float = 0.0
     outer_s: float = 0.0
     blocked_s: float = 0.0
+    beside_s: float = 0.0
     bytes: Bytes = field(default_factory=dict)
     residual_lost: int = 0
 

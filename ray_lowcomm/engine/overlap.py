@@ -12,7 +12,13 @@ MARGIN = 1.1  # exchanges differ, and one that is late stops all
 
 @dataclass(frozen=True)
 class Measured:
-    """A committed round: seconds of its longest exchange, and of an inner step of its fastest member."""
+    """A committed round: seconds of its longest exchange, and of an inner step of its fastest member.
+
+    An exchange is all that goes on beside the inner steps: making what is sent, sending it, checking what came, and
+    what the driver takes to answer who arrived last. That others have waited longer for that answer is left out: they
+    wait for inner steps of the last one, and if they were given more steps meanwhile they would launch no later. What
+    of it is jitter, up to a step, `next_overlap` has one more step for.
+    """
 
     exchange_s: float
     step_s: float
@@ -29,7 +35,8 @@ def measured(arrivals: Sequence[Arrival], votes: Sequence[Vote]) -> Measured | N
     paces = [pace for pace in map(seconds_per_step, arrivals) if pace > 0]
     if len(arrivals) < 2 or not paces:
         return None
-    return Measured(max(vote.exchange_s for vote in votes), min(paces))
+    exchange_s = max(vote.exchange_s + vote.beside_s for vote in votes) + min(vote.wait_s for vote in votes)
+    return Measured(exchange_s, min(paces))
 
 
 def next_overlap(setting: int | str | None, last: Sequence[Measured], before: int, most: int) -> int:

@@ -77,7 +77,7 @@ class Round:
         self._open: list[tuple[SyncOp, Proposal]] = []
         self._pending: Pending[Outcome] | None = None
         self._arrival: m.Arrival | None = None
-        self._outer_s = self._blocked_s = 0.0
+        self._outer_s = self._blocked_s = self._beside_s = 0.0
 
     def launch(self, ops: Sequence[SyncOp], work: Work, positions: dict[int, int], problem: str = "") -> None:
         """Propose all ops and begin; `work` is counted from here on.
@@ -91,7 +91,7 @@ class Round:
         self._arrival = self._arrived(began - self.work.since, positions, problem)
         self._outer_s = self.work.outer_s + time.perf_counter() - began
         self._blocked_s = self.work.blocked_s
-        if self.apply_at > self.launched_at:
+        if self._beside:
             self._pending = self.parties.transport.beside(self._run)
 
     def over(self) -> bool:
@@ -116,16 +116,17 @@ class Round:
         if strategy.replicated and not all_finite(strategy.shared_parameters()):
             return "its parameters are not all finite"
         for op in ops:
-            try:
-                proposal = self.parties.owner(op).propose(op)
-            except PayloadError as error:
-                self._discard()
-                return f"{op.track}: {error}"
+            proposal = self.parties.owner(op).propose(op)
             self._open.append((op, proposal))
-            if proposal.payload.combine == "mean" and not all_finite(proposal.payload.data):
+            if not self._beside and (problem := _make(op, proposal)):
                 self._discard()
-                return f"its {op.track} are not all finite"
+                return problem
         return ""
+
+    @property
+    def _beside(self) -> bool:
+        """Whether inner steps are taken meanwhile."""
+        return self.apply_at > self.launched_at
 
     def _arrived(self, compute_s: float, positions: dict[int, int], problem: str) -> m.Arrival:
         work = self.work
@@ -138,10 +139,9 @@ class Round:
             tokens=work.tokens,
             loss=work.mean_loss,
             compute_s=compute_s,
-            sizes=tuple(m.PayloadSize(op.id, p.payload.combine, p.payload.nbytes) for op, p in self._open),
+            sizes=(),
             digest=None,
             positions=positions,
-            residual_norm=root_of_squares([proposal.residual_norm for _, proposal in self._open]),
             problem=problem,
             skipped=work.skipped,
             metrics=reported.means(work.own_metrics),
@@ -156,8 +156,21 @@ class Round:
 
     def _run(self) -> Outcome:
         assert self._arrival is not None, "a round is launched before it is finished"
-        strategy = self.parties.strategy
-        arrival = replace(self._arrival, digest=strategy.digest() if strategy.consistent else None)
+        strategy, problem = self.parties.strategy, self._arrival.problem
+        if self._beside:
+            began = time.perf_counter()
+            problem = problem or next(filter(None, (_make(*one) for one in self._open)), "")
+            if problem:
+                self._discard()
+            self._beside_s = time.perf_counter() - began
+        arrival = replace(
+            self._arrival,
+            healthy=not problem,
+            problem=problem,
+            sizes=tuple(m.PayloadSize(op.id, p.payload.combine, p.payload.nbytes) for op, p in self._open),
+            residual_norm=root_of_squares([proposal.sent.residual_norm for _, proposal in self._open]),
+            digest=strategy.digest() if strategy.consistent else None,
+        )
         arrived = time.perf_counter()
         answer = self.parties.channel.request(arrival)
         wait_s = time.perf_counter() - arrived
@@ -193,7 +206,7 @@ class Round:
             checks_s = time.perf_counter() - checked_from
         except (ExchangeError, PayloadError) as error:
             problem = str(error)
-        if self.apply_at == self.launched_at:  # nothing was trained meanwhile
+        if not self._beside:
             self._outer_s += checks_s
             self._blocked_s += wait_s + exchange_s
         vote = m.Vote(
@@ -207,6 +220,7 @@ class Round:
             wait_s=wait_s,
             outer_s=self._outer_s,
             blocked_s=self._blocked_s,
+            beside_s=self._beside_s + (checks_s if self._beside else 0.0),
             bytes=attempt.bytes,
             residual_lost=attempt.residual_lost,
         )
@@ -234,3 +248,13 @@ class Round:
 
     def _at(self, phase: str) -> None:
         self.parties.faults.at(phase, self.seat.round + 1, self.parties.model)
+
+
+def _make(op: SyncOp, proposal: Proposal) -> str:
+    """Make what this proposal sends; returns what is wrong with it, or ''."""
+    try:
+        payload = proposal.payload
+    except PayloadError as error:
+        return f"{op.track}: {error}"
+    finite = payload.combine != "mean" or all_finite(payload.data)
+    return "" if finite else f"its {op.track} are not all finite"

@@ -42,8 +42,11 @@ class Anchor:
         """The parameters as they are, flat [n], where inner steps follow before `op` is applied; None where none do."""
         return self.track.read(self.track.room()) if op.apply > op.launch else None
 
-    def behind(self, launch: Tensor, out: Tensor | None = None) -> Tensor:
-        """Anchor − what `at_launch` gave, flat [n], in `out` if given: the pseudo-gradient of that launch."""
+    def behind(self, launch: Tensor | None, out: Tensor | None = None) -> Tensor:
+        """Anchor − what `at_launch` gave, flat [n]: the pseudo-gradient of that launch. In `out` if given; otherwise to
+        be released."""
+        if launch is None:
+            return self.pseudo_gradient(out)
         return torch.sub(self.values, launch, out=self.track.room() if out is None else out)
 
     def release(self, vector: Tensor) -> None:

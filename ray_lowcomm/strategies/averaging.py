@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ray_lowcomm.core.bounds import FIRST_MOMENT
 from ray_lowcomm.core.digest import digest_tensors
-from ray_lowcomm.core.payload import Payload, Proposal, Received
+from ray_lowcomm.core.payload import Payload, Proposal, Received, Sent
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.track import MomentTrack
 from ray_lowcomm.strategies.anchor import Anchored, check_mean
@@ -29,7 +29,7 @@ class Averaged(Anchored[Tensor | None]):
         """The parameters themselves, dense."""
         self._open[op.id] = launch = self.anchor.at_launch(op)
         read = self.anchor.track.read if launch is None else (lambda out: _copy(launch, out))
-        return Proposal(op.id, Payload.mean(read))
+        return Proposal(op.id, lambda: Sent(Payload.mean(read)))
 
     def apply(self, proposal: str, received: Received) -> None:
         """The mean, or a step towards it; the replica goes on from there."""
@@ -60,7 +60,7 @@ class AveragedMoment:
         """The moment itself, dense."""
         self._open[op.id] = launch = self.track.read(self.track.room()) if op.apply > op.launch else None
         read = self.track.read if launch is None else (lambda out: _copy(launch, out))
-        return Proposal(op.id, Payload.mean(read))
+        return Proposal(op.id, lambda: Sent(Payload.mean(read)))
 
     def apply(self, proposal: str, received: Received) -> None:
         """The mean, with what was added since the launch."""

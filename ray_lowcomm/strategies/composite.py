@@ -51,7 +51,9 @@ class Composite:
         proposal = self.of(op.track, op.fragment).propose(op)
         self._open[proposal.id] = op.track, op.fragment
         # the norm is of parameters that are not shared
-        return proposal if op.track == PARAMS else replace(proposal, residual_norm=0.0)
+        if op.track == PARAMS:
+            return proposal
+        return Proposal(proposal.id, lambda: replace(proposal.sent, residual_norm=0.0))
 
     def check(self, proposal: str, received: Received) -> None:
         """As the part."""

@@ -26,10 +26,11 @@ class Strategy(Protocol):
 
     A round, which is one or several ops of one launch, is open from `propose` to `apply` or `discard`; only one is at a
     time, and the anchor does not change while it is. Where `op.apply` is later than `op.launch` the main thread trains
-    meanwhile (parameters, the optimizer's state and buffers change), and another one exchanges the payloads and calls
-    `check` and `digest`. So nothing of an open proposal, `payload.restore()` included, may then read what training
-    changes. `apply` follows after so many inner steps, or after fewer when a run is stopped; with `op.apply` equal to
-    `op.launch` there are none, and no copy is needed.
+    meanwhile (parameters, the optimizer's state and buffers change), and another one makes what proposals send
+    (`Proposal.sent`), exchanges it and calls `check` and `digest`, or `discard` if something is not finite. So nothing
+    of an open proposal, `payload.restore()` included, may then read what training changes. `apply` follows after so
+    many inner steps, or after fewer when a run is stopped; with `op.apply` equal to `op.launch` there are none, what is
+    sent is made before the next proposal is opened, and no copy is needed.
 
     Who goes back to the anchor θ at `apply` keeps those steps: θ_r ← θ − (θ_r at launch − θ_r now).
     """
@@ -48,11 +49,11 @@ class Strategy(Protocol):
         ...
 
     def propose(self, op: SyncOp) -> Proposal:
-        """Open a proposal, when `op.launch` steps are done. It knows neither the members nor their weights, and its
-        payload never changes afterwards.
+        """Open a proposal, when `op.launch` steps are done. It knows neither the members nor their weights, and what it
+        sends never changes afterwards.
 
-        Raises:
-            PayloadError: what would be sent is not finite.
+        Of what inner steps change it takes a copy here, if they are to follow; the rest of the work is that of
+        `proposal.sent`, which is asked for at once, or in the other thread.
         """
         ...
 
@@ -70,7 +71,7 @@ class Strategy(Protocol):
         ...
 
     def discard(self, proposal: str) -> None:
-        """Close a proposal as if it had never been made."""
+        """Close a proposal as if it had never been made, whether what it sends was made or not. From any thread."""
         ...
 
     def shared_state(self) -> State:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ray_lowcomm.core.chunks import ChunkPlan
 from ray_lowcomm.core.codecs.topk import TopK
 from ray_lowcomm.core.outer import OuterOptimizer
-from ray_lowcomm.core.payload import Proposal, Received
+from ray_lowcomm.core.payload import Proposal, Received, Sent
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import TrackSet
@@ -41,11 +41,14 @@ class DctPaper(Gathered[None]):
 
     def propose(self, op: SyncOp) -> Proposal:
         """The largest coefficients of this replica's momentum."""
-        sent = self.anchor.pseudo_gradient().add_(self.momentum, alpha=self.beta)
-        outgoing = self.combiner.open(op.id, sent)
         self._open[op.id] = None
+        return Proposal(op.id, lambda: self._sent(op.id))
+
+    def _sent(self, key: str) -> Sent:
+        sent = self.anchor.pseudo_gradient().add_(self.momentum, alpha=self.beta)
+        outgoing = self.combiner.open(key, sent)
         self.anchor.release(sent)
-        return Proposal(op.id, outgoing.payload, residual_norm=None)
+        return Sent(outgoing.payload, residual_norm=None)
 
     def apply(self, proposal: str, received: Received) -> None:
         """Steps 5 to 8 of B2. Nothing has changed since the proposal, so Δ_r need not be kept."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from ray_lowcomm.core.digest import digest_tensors
-from ray_lowcomm.core.payload import Payload, Proposal, Received
+from ray_lowcomm.core.payload import Payload, Proposal, Received, Sent
 from ray_lowcomm.core.schedule import Due, SyncOp, every
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import GRADS, TrackSet
@@ -27,7 +27,7 @@ class DDP:
     def propose(self, op: SyncOp) -> Proposal:
         """The gradient, dense."""
         self._open.add(op.id)
-        return Proposal(op.id, Payload.mean(self.gradients.read))
+        return Proposal(op.id, lambda: Sent(Payload.mean(self.gradients.read)))
 
     def apply(self, proposal: str, received: Received) -> None:
         """The mean gradient replaces the replica's own."""

@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from ray_lowcomm.core.outer import OuterOptimizer
-from ray_lowcomm.core.payload import Payload, Proposal, Received
+from ray_lowcomm.core.payload import Payload, Proposal, Received, Sent
 from ray_lowcomm.core.schedule import Due, SyncOp
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.track import Track
@@ -30,9 +30,7 @@ class DiLoCo(Anchored[Tensor | None]):
     def propose(self, op: SyncOp) -> Proposal:
         """The pseudo-gradient, dense."""
         self._open[op.id] = launch = self.anchor.at_launch(op)
-        if launch is None:
-            return Proposal(op.id, Payload.mean(self.anchor.pseudo_gradient))
-        return Proposal(op.id, Payload.mean(lambda out: self.anchor.behind(launch, out)))
+        return Proposal(op.id, lambda: Sent(Payload.mean(lambda out: self.anchor.behind(launch, out))))
 
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step; the replica goes on from the anchor."""

@@ -73,7 +73,7 @@ class Combiner(Protocol):
         ...
 
     def discard(self, key: str) -> None:
-        """Close a proposal as if it had never been made."""
+        """Close a proposal as if it had never been made, also one that was not opened."""
         ...
 
     def shared_state(self) -> State:
@@ -124,7 +124,7 @@ class Gather:
 
     def discard(self, key: str) -> None:
         """Forget it."""
-        del self._own[key]
+        self._own.pop(key, None)
         self._parsed.pop(key, None)
 
     def shared_state(self) -> State:

@@ -13,7 +13,7 @@ from ray_lowcomm.core.chunks import ChunkPlan
 from ray_lowcomm.core.codecs.formats import ValueFormat
 from ray_lowcomm.core.codecs.topk import TopK, kept_per_chunk
 from ray_lowcomm.core.errors import SettingError
-from ray_lowcomm.core.payload import Proposal, Received
+from ray_lowcomm.core.payload import Proposal, Received, Sent
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.strategies.anchor import Anchor, collect
@@ -39,14 +39,18 @@ class ResidualInModel(Gathered[Tensor | None]):
 
     def propose(self, op: SyncOp) -> Proposal:
         """The largest coefficients of all that this replica has not shared."""
-        unshared = self.anchor.pseudo_gradient()
-        outgoing = self.combiner.open(op.id, unshared)
-        proposal = Proposal(op.id, outgoing.payload, self.decay * outgoing.distance())
-        faded = self.decay != 1.0
-        self._open[op.id] = unshared if faded else None
-        if not faded:
+        self._open[op.id] = self.anchor.pseudo_gradient()
+        return Proposal(op.id, lambda: self._sent(op.id))
+
+    def _sent(self, key: str) -> Sent:
+        unshared = self._open[key]
+        assert unshared is not None, "what is sent is made once"
+        outgoing = self.combiner.open(key, unshared)
+        sent = Sent(outgoing.payload, self.decay * outgoing.distance())
+        if self.decay == 1.0:
+            self._open[key] = None
             self.anchor.release(unshared)  # for other tracks, and for what is received
-        return proposal
+        return sent
 
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step of the anchor; the replica moves with it and keeps what it has not sent."""
@@ -64,7 +68,7 @@ class ResidualInModel(Gathered[Tensor | None]):
         self.anchor.release(mean)
 
 
-class ResidualInBuffer(Gathered[tuple[Tensor, Tensor | None]]):
+class ResidualInBuffer(Gathered[tuple[Tensor | None, Tensor | None]]):
     """a = decay e + Δ ; q = decode(encode(a)) ; e ← a − q ; θ ← outer(θ, mean q) ; θ_r ← θ     (B4).
 
     With a `spectral` codec e, a and q are coefficients, which saves the inverse transform of q.
@@ -79,18 +83,23 @@ class ResidualInBuffer(Gathered[tuple[Tensor, Tensor | None]]):
     def propose(self, op: SyncOp) -> Proposal:
         """The largest coefficients of the decayed residual plus the pseudo-gradient."""
         launch = self.anchor.at_launch(op)
-        unshared = self.anchor.pseudo_gradient()
+        self._open[op.id] = None, launch
+        return Proposal(op.id, lambda: self._sent(op.id))
+
+    def _sent(self, key: str) -> Sent:
+        launch = self._open[key][1]
+        unshared = self.anchor.behind(launch)
         if self.codec.spectral:
             self.codec.coefficients_(unshared)
         unshared.add_(self.residual, alpha=self.decay)
-        outgoing = self.combiner.open(op.id, unshared)
-        self._open[op.id] = unshared, launch
-        return Proposal(op.id, outgoing.payload)
+        self._open[key] = unshared, launch
+        return Sent(self.combiner.open(key, unshared).payload)
 
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step; the replica goes on from the anchor, what was not sent from the buffer."""
         taken = self.combiner.take(proposal, received)
         unshared, launch = self._open.pop(proposal)
+        assert unshared is not None, "what is applied was sent"
         if received.included:
             self.codec.add_(unshared, taken.own, -1.0)
         free, self.residual = self.residual, unshared
@@ -127,10 +136,8 @@ class NoResidual(Gathered[tuple[Tensor, bool]]):
 
     def propose(self, op: SyncOp) -> Proposal:
         """The pseudo-gradient, rounded."""
-        pseudo_gradient = self.anchor.pseudo_gradient()
-        outgoing = self.combiner.open(op.id, pseudo_gradient)
-        self._open[op.id] = pseudo_gradient, op.apply > op.launch
-        return Proposal(op.id, outgoing.payload)
+        self._open[op.id] = self.anchor.pseudo_gradient(), op.apply > op.launch
+        return Proposal(op.id, lambda: Sent(self.combiner.open(op.id, self._open[op.id][0]).payload))
 
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step; the replica goes on from the anchor."""

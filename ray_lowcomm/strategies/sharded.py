@@ -155,7 +155,7 @@ class Sharded:
 
     def discard(self, key: str) -> None:
         """Forget it."""
-        del self._open[key]
+        self._open.pop(key, None)
 
     def shared_state(self) -> State:
         """Who are the owners, int64 [W]; nothing before the first commit."""

@@ -102,6 +102,16 @@ def train_meanwhile(one: Member) -> None:
 
 
 def propose(one: Member, ops: Sequence[SyncOp]) -> list[Proposal]:
+    """Open all, and make at once what each sends."""
+    proposals = []
+    for op in ops:
+        proposals.append(one.strategy.propose(op))
+        assert proposals[-1].sent is not None
+    return proposals
+
+
+def propose_only(one: Member, ops: Sequence[SyncOp]) -> list[Proposal]:
+    """Open all; what they send is made later."""
     return [one.strategy.propose(op) for op in ops]
 
 

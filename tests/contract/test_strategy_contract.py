@@ -11,7 +11,18 @@ from ray_lowcomm.engine.checkpoint import Source, load_member, save_tensors
 from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.strategies import resolve
 
-from .bench import Member, conclude, exchange, member, members, play_round, propose, train_meanwhile, train_to_launch
+from .bench import (
+    Member,
+    conclude,
+    exchange,
+    member,
+    members,
+    play_round,
+    propose,
+    propose_only,
+    train_meanwhile,
+    train_to_launch,
+)
 from .cases import CASES, Case
 
 every_case = pytest.mark.parametrize("case", CASES, ids=repr)
@@ -121,6 +132,37 @@ def test_a_retry_after_further_steps_sends_and_applies_the_same(case: Case) -> N
             conclude(one, mine, retried)
             conclude(twin, same, received)
         assert [one.snapshot() for one in fleet] == [one.snapshot() for one in twins]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.settings.overlap_steps], ids=repr)
+def test_what_is_sent_is_the_same_when_it_is_made_beside_the_inner_steps(case: Case) -> None:
+    fleet, twins = members(case, 2), members(case, 2)
+    for _ in range(2):
+        launches = [train_to_launch(play) for play in (fleet, twins)]
+        later = [propose_only(one, launches[0]) for one in fleet]
+        at_once = [propose(one, launches[1]) for one in twins]
+        for one in (*fleet, *twins):
+            train_meanwhile(one)
+        for one, mine, same in zip(fleet, later, at_once, strict=True):
+            assert [p.sent.residual_norm for p in mine] == [p.sent.residual_norm for p in same], one.index
+        received, again = exchange(later), exchange(at_once)
+        for one, twin, mine, same in zip(fleet, twins, later, at_once, strict=True):
+            conclude(one, mine, received)
+            conclude(twin, same, again)
+        assert [one.snapshot() for one in fleet] == [one.snapshot() for one in twins]
+
+
+@every_case
+def test_a_proposal_is_discarded_before_what_it_sends_is_made(case: Case) -> None:
+    one, twin = members(case, 2)[0], members(case, 2)[0]
+    ops = train_to_launch([one])
+    train_to_launch([twin])
+    for proposal in propose_only(one, ops):
+        one.strategy.discard(proposal.id)
+    mine, same = propose(one, ops), propose(twin, ops)
+    conclude(one, mine, exchange([mine]))
+    conclude(twin, same, exchange([same]))
+    assert one.snapshot() == twin.snapshot()
 
 
 LATE = [c for c in CASES if c.settings.overlap_steps and resolve(c.settings).mix in (None, "keep")]

@@ -19,6 +19,12 @@ def make(width: int) -> torch.nn.Module:
 number = 3
 """
 
+OWN_LAYERS = """
+import torch
+def make() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+"""
+
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
@@ -133,6 +139,25 @@ def test_jobs_say_it_before_ray_is_reached_for(case, capsys, monkeypatch, here):
         assert run_main(job.main, [*common, *more, *argv]) == 1
         assert len(capsys.readouterr().err.splitlines()) == 1
         assert not (here / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        ("--model.args.layers", "2"),
+        ("--model.name", "own_layers:make", "--data.name", "files", "--data.path", "corpus"),
+    ],
+)
+def test_more_fragments_than_the_model_has_pieces_are_refused_before_there_is_a_run(model, capsys, monkeypatch, here):
+    (here / "own_layers.py").write_text(OWN_LAYERS)
+    monkeypatch.setattr("ray_lowcomm.runtime.cluster.connect", None)
+    argv = ["--run.output_dir", str(here / "out"), "--strategy.inner_steps", "4096", "--inner.steps", "8192", *model]
+    assert run_main(train.main, [*argv, "--strategy.fragments", "4096"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert "strategy.fragments = 4096" in said[0]
+    assert not (here / "out").exists()
+    preflight(config(*argv, "--strategy.fragments", "2"))
 
 
 def test_a_resume_of_nothing_is_said_before_ray_is_reached_for(capsys, monkeypatch, here):

@@ -48,13 +48,19 @@ def arrived(member, steps=4, compute_s=2.0, skipped=0):
     return m.Arrival(member, 1, 0, True, steps, 0, 1.0, compute_s, (), None, {}, skipped=skipped)
 
 
-def voted(member, exchange_s):
-    return m.Vote(member, 1, 1, True, exchange_s=exchange_s)
+def voted(member, exchange_s, wait_s=0.0, beside_s=0.0):
+    return m.Vote(member, 1, 1, True, exchange_s=exchange_s, wait_s=wait_s, beside_s=beside_s)
 
 
 def test_measured_are_the_longest_exchange_and_the_fastest_member():
     arrivals = [arrived(0), arrived(1, steps=3, skipped=5), arrived(2, steps=0)]
     assert measured(arrivals, [voted(0, 1.0), voted(1, 3.0), voted(2, 2.0)]) == Measured(3.0, 0.25)
+
+
+def test_an_exchange_has_what_is_computed_beside_it_and_what_the_last_to_arrive_waits():
+    """Not what others wait for that one's inner steps."""
+    votes = [voted(0, 1.0, wait_s=9.0, beside_s=0.5), voted(1, 1.25, wait_s=0.25, beside_s=0.125)]
+    assert measured([arrived(0), arrived(1)], votes) == Measured(1.75, 0.5)
 
 
 def test_one_that_is_alone_or_takes_no_step_says_nothing():
