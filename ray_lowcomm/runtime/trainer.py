@@ -154,23 +154,23 @@ class LowCommTrainer:
                 recorder.on_notice(self._worded(folder.said))
             for remark in self._remarks:
                 recorder.on_notice(remark)
-            attempt = _Attempt(recorder, self.options, plan)
+            listener = _Listener(recorder, self.options, plan)
             try:
-                self._run(attempt, plan, closing)
+                self._run(listener, plan, closing)
             except BaseException as error:
                 status = "failed" if isinstance(error, Exception) else "stopped"
                 reason = self._worded(describe(error)) if status == "failed" else "stopped from outside"
-                recorder.on_end(self._head() | {"status": status, "error": reason} | attempt.summary)
+                recorder.on_end(self._head() | {"status": status, "error": reason} | listener.summary)
                 if status == "stopped":
                     recorder.on_notice(self._worded(folder.kept()))
                 raise
-            stopping = self._stopping or attempt.stopping
+            stopping = self._stopping or listener.stopping
             early = "stopped" if stopping else "incomplete"
-            status = "failed" if attempt.failure else "finished" if attempt.complete else early
-            reason = attempt.failure or (stopping if status == "stopped" else "")
-            final = recorder.on_end(self._head() | {"status": status, "error": reason} | attempt.summary)
-            if attempt.failure:
-                raise FleetError(attempt.failure + attempt.hint)
+            status = "failed" if listener.failure else "finished" if listener.complete else early
+            reason = listener.failure or (stopping if status == "stopped" else "")
+            final = recorder.on_end(self._head() | {"status": status, "error": reason} | listener.summary)
+            if listener.failure:
+                raise FleetError(listener.failure + listener.hint)
             return Result(dict(final), folder.path)
 
     def _worded(self, text: str) -> str:
@@ -182,25 +182,25 @@ class LowCommTrainer:
         if self._stop_fleet is not None:
             self._stop_fleet(reason)
 
-    def _run(self, attempt: "_Attempt", plan: RunPlan, closing: ExitStack) -> None:
-        """Run; `attempt.summary` is what there is to say of it, however it ends. What can wait until it has been said
+    def _run(self, listener: "_Listener", plan: RunPlan, closing: ExitStack) -> None:
+        """Run; `listener.summary` is what there is to say of it, however it ends. What can wait until it has been said
         (a job that is being stopped has little time) goes to `closing`."""
         spec = self._spec(plan.directory)
         if self.fleet.transport == "local":
             from ray_lowcomm.transport.local import LocalFleet
 
-            local = LocalFleet(plan, spec, lambda event: self._on_local_event(attempt, local, event))
+            local = LocalFleet(plan, spec, lambda event: self._on_local_event(listener, local, event))
             try:
                 with stop_in_order() as asked:
                     local.stop_wanted = asked
                     local.run(self.train_loop)
-                if asked() and not attempt.complete:
+                if asked() and not listener.complete:
                     raise KeyboardInterrupt
             except _Stopped:
                 return
             finally:
                 # the local fleet's own clock is virtual
-                attempt.summary = local.coordinator.summary() | {"wall_s": attempt.wall_s()}
+                listener.summary = local.coordinator.summary() | {"wall_s": listener.wall_s()}
             return
         import ray
 
@@ -209,11 +209,11 @@ class LowCommTrainer:
         from ray_lowcomm.runtime.sending import check_sendable
 
         check_sendable(self.train_loop)
-        if connect(self.fleet, prints=attempt.shown is None):
+        if connect(self.fleet, prints=listener.shown is None):
             closing.callback(ray.shutdown)
         in_step = self.options.on_event is not None
-        place, shown = surrounding_place(self.fleet), attempt.shown is not None
-        fleet = RayFleet(plan, spec, attempt.on_event, place, in_step, shown)
+        place, shown = surrounding_place(self.fleet), listener.shown is not None
+        fleet = RayFleet(plan, spec, listener.on_event, place, in_step, shown)
         self._stop_fleet = fleet.stop
         try:
             if self._stopping:
@@ -221,14 +221,14 @@ class LowCommTrainer:
             fleet.run(self.train_loop)
         finally:
             self._stop_fleet = None
-            attempt.summary = fleet.summary
+            listener.summary = fleet.summary
 
-    def _on_local_event(self, attempt: "_Attempt", local: Any, event: Event) -> None:
+    def _on_local_event(self, listener: "_Listener", local: Any, event: Event) -> None:
         if self._stopping:
             raise _Stopped
         if event.kind == "record":
-            attempt.on_event(Event("totals", local.coordinator.book.totals.summary()))
-        attempt.on_event(event)
+            listener.on_event(Event("totals", local.coordinator.book.totals.summary()))
+        listener.on_event(event)
 
     def _recorder(self, folder: RunFolder) -> Recorder:
         start = folder.newest.manifest["round"] if folder.newest else 0
@@ -308,7 +308,7 @@ class _Stopped(BaseException):
     """Ends a local fleet from within its events: they come from the replicas' threads, where nobody may catch it."""
 
 
-class _Attempt:
+class _Listener:
     """Passes the coordinator's events on to the recorder, and keeps how the run failed."""
 
     def __init__(self, recorder: Recorder, options: TrainerOptions, plan: RunPlan) -> None:

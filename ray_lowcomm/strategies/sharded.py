@@ -31,8 +31,8 @@ RESIDUAL, CHUNKS, PLAN = "owner_residual/values", "owner_residual/chunks", "owne
 
 
 @dataclass
-class Attempt:
-    """One attempt of an exchange: who takes part, what receivers read of this replica's parts, what it will hold."""
+class Division:
+    """A message cut for those who take part: what receivers read of this replica's parts, what it will hold."""
 
     seats: Seats
     own: list[Kept]
@@ -41,7 +41,7 @@ class Attempt:
 
 @dataclass
 class Open:
-    """An open proposal: indices and values of what was chosen, group by group, and its last attempt.
+    """An open proposal: indices and values of what was chosen, group by group, and how it was last divided.
 
     It is the payload's `Sharding`.
     """
@@ -50,7 +50,7 @@ class Open:
     key: str
     indices: tuple[Tensor | None, ...]
     numbers: Sequence[Tensor]
-    attempt: Attempt | None = None
+    division: Division | None = None
     lost: int = 0
     parsed: tuple[Received, list[Kept]] | None = field(default=None, repr=False)
 
@@ -63,13 +63,13 @@ class Open:
             message, kept = shard.encode(shard.of(self.indices), self._numbers(shard), self.key, behind=behind)
             own.append(kept)
             parts.append(message if piece is None else torch.cat([ranges.pack(piece), message]))
-        self.attempt = Attempt(seats, own)
+        self.division = Division(seats, own)
         return parts
 
     def combine(self, seats: Seats, parts: Sequence[Tensor]) -> Tensor:
         """See `Sharding`."""
-        attempt, ranges, held = self.attempt, self.combiner.ranges, self.combiner.held
-        if attempt is None or attempt.seats != seats:
+        division, ranges, held = self.division, self.combiner.ranges, self.combiner.held
+        if division is None or division.seats != seats:
             raise PayloadError("parts were received before this replica had cut its own")
         shard = self.combiner.shards(len(seats.members))[seats.rank]
         mine = ranges.within(held, shard) if held is not None else None
@@ -77,7 +77,7 @@ class Open:
         messages = []
         for rank, (member, part) in enumerate(zip(seats.members, parts, strict=True)):
             if rank == seats.rank:
-                messages.append(attempt.own[rank])
+                messages.append(division.own[rank])
                 continue
             try:
                 given, message = ranges.split(part, shard)
@@ -88,7 +88,7 @@ class Open:
         residual, missing = ranges.collect(shard, residuals)
         total = shard.mean(messages, seats.weights, self.combiner.reduce).add_(residual)
         message, _ = shard.compress(total, f"{self.key}/owner")
-        attempt.held = Held(shard.start, shard.stop, total)
+        division.held = Held(shard.start, shard.stop, total)
         self.lost = missing if self.combiner.owners else 0
         return message
 
@@ -145,9 +145,9 @@ class Sharded:
         opened = self._open.pop(key)
         parsed = opened.parsed[1] if opened.parsed and opened.parsed[0] is received else self._parse(received)
         mean = self.ranges.join(self.shards(len(received.members)), parsed)
-        attempt = opened.attempt
-        if attempt is not None and attempt.seats.members == received.members:
-            own, self.held = self.ranges.join(self.shards(len(received.members)), attempt.own), attempt.held
+        division = opened.division
+        if division is not None and division.seats.members == received.members:
+            own, self.held = self.ranges.join(self.shards(len(received.members)), division.own), division.held
         else:  # who takes no part in what is committed owns nothing
             own, self.held = opened.whole(), None
         self.owners = received.members
