@@ -108,9 +108,11 @@ def _compare_with_checkpoint(fleet: FleetState) -> None:
 def _begin(fleet: FleetState, members: list[Member], holders: list[Member]) -> None:
     """Train from the shared state that `holders` have; if nobody has it from the checkpoint, or from the lowest
     member's initial weights."""
-    fleet.started = True
+    first_of_all, fleet.started = not fleet.started, True
     fleet.keep_step()
     fleet.dealt = deal(fleet, members)
+    if first_of_all and fleet.plan.restored is not None:
+        fleet.book.count_missing(fleet.plan.restored, [x.index for x in members], fleet.dealt)
     fleet.give_overlap()
     fleet.waits.closed()
     fleet.rejected.out.clear()

@@ -1,6 +1,6 @@
 """What the coordinator writes down: records, bytes, checkpoints in the making. No decisions."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -261,6 +261,7 @@ class Book:
             "strategy": self.plan.strategy.name,
             "config": config,
             "positions": {str(k): v for k, v in sorted(self.data_positions.items())},
+            "unshared": {str(i): [part.steps, part.tokens, part.skipped] for i, part in sorted(parts.items())},
             "fired": sorted(self.fired),
             "totals": self.totals.to_json(),
             "files": {name: list(info) for part in parts.values() for name, info in part.files.items()},
@@ -286,6 +287,26 @@ class Book:
         self.totals = Totals.from_json(manifest["totals"])
         self._safe = self.totals.inner_steps, self.totals.tokens
         return self._stand_at(manifest)
+
+    def count_missing(self, manifest: dict[str, Any], present: Collection[int], dealt: Collection[int]) -> None:
+        """Count what members of a checkpoint had done since their last launch that are not there to go on with it.
+
+        With fewer replicas it goes out with what the others do, who share the data (`dealt`): who begins with a
+        checkpoint begins with the mean of all. Where a missing one has a share of the data, and may come back without
+        its state, it is lost.
+        """
+        missing = {i: done for i, done in manifest.get("unshared", {}).items() if int(i) not in present}
+        for index, (steps, tokens, skipped) in missing.items():
+            self.totals.skipped_steps += skipped
+            if int(index) in dealt:
+                self.totals.lost_inner_steps += steps
+            else:
+                self.totals.inner_steps += steps
+                self.totals.tokens += tokens
+            if steps:
+                what = "are lost" if int(index) in dealt else "go out with those of the others"
+                missed = f"{steps} inner steps that it had not shared"
+                self.notice(f"replica {index} of the checkpoint is missing: {missed} {what}")
 
     def go_back(self, manifest: dict[str, Any] | None, other_data: bool = False) -> Position:
         """Back to a manifest, or to the start. What was done since is counted as lost, what was sent stays counted.

@@ -15,15 +15,16 @@ from ray_lowcomm.engine.loop_parts import LoopParts
 from ray_lowcomm.engine.state import ReplicaState, SharedParameters
 from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.engine.transport import Channel, Transport
+from ray_lowcomm.engine.work import Work
 
 
 class Duties:
     """The duties of one replica; each reports to the driver when it is done."""
 
     def __init__(
-        self, state: ReplicaState, channel: Channel, transport: Transport, directory: str, member: int
+        self, state: ReplicaState, work: Work, channel: Channel, transport: Transport, directory: str, member: int
     ) -> None:
-        self._state, self._channel, self._transport = state, channel, transport
+        self._state, self._work, self._channel, self._transport = state, work, channel, transport
         self._directory, self._member = directory, member
         self._told = False
 
@@ -88,7 +89,8 @@ class Duties:
             files[name] = checkpoint.save_tensors(storage, f"{folder}/{name}", self._state.local(between))
         except (OSError, LowCommError) as error:
             problem = f"{type(error).__name__}: {error}"
-        self._channel.request(m.Saved(self._member, number, files, problem, positions, folder))
+        done = self._work.steps, self._work.tokens, self._work.skipped
+        self._channel.request(m.Saved(self._member, number, files, problem, positions, folder, *done))
 
     def restore(self, folder: str, manifest: Mapping[str, Any], members: tuple[int, ...]) -> None:
         """Load this member's state from a checkpoint folder (a whole path or URI); `members` begin with it."""

@@ -222,6 +222,7 @@ class Saved:
     """This member's files of the checkpoint of `round` are written: name -> (bytes, hash). `problem`: they are not.
 
     `positions` are its data positions now: with overlap, later than those of its arrival. `folder` is where they are.
+    `steps`, `tokens` and `skipped` are what it has done since its last launch.
     """
 
     member: int
@@ -230,6 +231,9 @@ class Saved:
     problem: str = ""
     positions: dict[int, int] = field(default_factory=dict)
     folder: str = ""
+    steps: int = 0
+    tokens: int = 0
+    skipped: int = 0
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Replica:
         self._state = ReplicaState(parts.model, tracks, strategy, buffers, dict(parts.stateful), local)
         self._faults = FaultInjector(spec.faults, host.member, host.die, self._announce, host.sleep)
         self._parties = Parties(strategy, buffers, host.channel, host.transport, self._faults, parts.model)
-        self._duties = Duties(self._state, host.channel, host.transport, spec.directory, host.member)
+        self._duties = Duties(self._state, self._work, host.channel, host.transport, spec.directory, host.member)
         moments = strategies.moments_of(tracks)
         self._schedule: Schedule = strategies.schedule(spec.strategy, moments, spec.run.seed, spec.steps)
         self._entry = Entry(spec, host, parts, self._state, self._duties, self._skipping, self._faults, self._work)

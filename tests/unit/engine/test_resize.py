@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from ray_lowcomm.engine.checkpoint import Source, load_member, read_manifest, save_tensors, write_manifest
 from ray_lowcomm.engine.storage import Storage
 
+from .desk import Desk
 from .local_run import Setup, mlp
 from .test_resume import VARIANTS
 
@@ -154,3 +155,26 @@ def test_with_as_many_or_more_replicas_nothing_is_shifted(saved):
     shared, local = load_member(saved, 5, range(6), UNSHARED)
     assert local is None
     assert shared["a"].tolist() == [1.0]
+
+
+@pytest.mark.parametrize("variant", ["dct", "diloco", "dct_overlap"])
+def test_steps_of_those_that_are_missing_count_with_those_of_the_others(tmp_path, variant):
+    """What they had done since their last launch is in what the others begin with."""
+    common = {"steps": 16, "every": 0}
+    before = Setup(str(tmp_path), VARIANTS[variant], replicas=3, **common).go(stop_at=(2, 6))
+    after = Setup(str(tmp_path), VARIANTS[variant], replicas=2, **common).go(resume=True)
+    assert not after.failure
+    taken = sum(len(trace) for outcome in (before, after) for trace in outcome.trace.values())
+    assert len(before.trace[2]) % 4
+    assert (after.summary["inner_steps"], after.summary["lost_inner_steps"]) == (taken, 0)
+    said = "inner steps that it had not shared go out with those of the others"
+    assert any(said in text and "replica 2" in text for text in after.said("notice"))
+
+
+def test_steps_of_one_that_may_come_back_without_its_state_are_lost():
+    manifest = {"unshared": {"0": [3, 30, 1], "1": [2, 20, 1]}}
+    book = Desk(replicas=2).coordinator.book
+    book.count_missing(manifest, present=[0], dealt=(0, 1))
+    totals = book.totals
+    assert (totals.lost_inner_steps, totals.skipped_steps, totals.inner_steps, totals.tokens) == (2, 1, 0, 0)
+    assert "replica 1 of the checkpoint is missing" in book.events[-1].data
