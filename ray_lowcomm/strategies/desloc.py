@@ -93,7 +93,7 @@ def _of_moment(settings: StrategySettings, track: MomentTrack, seed: int, bounde
     if codec is None:
         return AveragedMoment(track, bounded)
     own, copy = replace(track_codecs.as_settings(codec), combine=settings.combine), shared_copy(track)
-    return CodedMoment(track, copy, combiner_of(own, build_codec(codec, copy, seed)), own)
+    return CodedMoment(track, copy, combiner_of(own, build_codec(codec, copy, seed), copy), own)
 
 
 def _remarks(strategy: Strategy, settings: StrategySettings, steps: int) -> tuple[str, ...]:

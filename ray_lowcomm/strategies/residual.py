@@ -162,13 +162,14 @@ def with_residual(settings: StrategySettings, anchor: Anchor, codec: TopK) -> St
     where the residual is."""
     kinds: dict[str, Callable[[Anchor, Combiner, StrategySettings], Strategy]]
     kinds = {"model": ResidualInModel, "buffer": ResidualInBuffer, "none": NoResidual}
-    return kinds[settings.residual or "none"](anchor, combiner_of(settings, codec), settings)
+    return kinds[settings.residual or "none"](anchor, combiner_of(settings, codec, anchor), settings)
 
 
-def combiner_of(settings: StrategySettings, codec: TopK) -> Combiner:
+def combiner_of(settings: StrategySettings, codec: TopK, anchor: Anchor) -> Combiner:
     """How messages become one."""
-    combiner = Sharded if settings.combine == "sharded" else Gather
-    return combiner(codec, settings.reduce or "replicas")
+    reduce = settings.reduce or "replicas"
+    sharded = settings.combine == "sharded"
+    return Sharded(codec, reduce, anchor.track.spare) if sharded else Gather(codec, reduce)
 
 
 def dense_codec(settings: StrategySettings, anchor: Anchor, seed: int) -> TopK:

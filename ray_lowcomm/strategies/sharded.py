@@ -23,6 +23,7 @@ from ray_lowcomm.core.codecs.kept import Encoded, Kept
 from ray_lowcomm.core.codecs.shards import Held, Ranges, Shard
 from ray_lowcomm.core.codecs.topk import TopK
 from ray_lowcomm.core.errors import PayloadError
+from ray_lowcomm.core.memory import Spare
 from ray_lowcomm.core.payload import Payload, Received, Seats
 from ray_lowcomm.strategies.contract import State
 from ray_lowcomm.strategies.gathered import OWNERS, Outgoing, Taken, owners_in
@@ -63,6 +64,7 @@ class Open:
             message, kept = shard.encode(shard.of(self.indices), self._numbers(shard), self.key, behind=behind)
             own.append(kept)
             parts.append(message if piece is None else torch.cat([ranges.pack(piece), message]))
+        self.release()
         self.division = Division(seats, own)
         return parts
 
@@ -85,12 +87,18 @@ class Open:
             except PayloadError as error:
                 raise PayloadError(f"message of replica {member}: {error}") from error
             residuals += [] if given is None else [given]
-        residual, missing = ranges.collect(shard, residuals)
-        total = shard.mean(messages, seats.weights, self.combiner.reduce).add_(residual)
+        total = shard.mean(messages, seats.weights, self.combiner.reduce, self.combiner.room(shard))
+        missing = ranges.add_(shard, residuals, total)
         message, _ = shard.compress(total, f"{self.key}/owner")
         division.held = Held(shard.start, shard.stop, total)
         self.lost = missing if self.combiner.owners else 0
         return message
+
+    def release(self) -> None:
+        """What it would have held is not to be held: its room is for others."""
+        if self.division is not None and self.division.held is not None:
+            self.combiner.spare.give(self.division.held.values)
+            self.division.held = None
 
     def whole(self) -> Kept:
         """What receivers would read if all of it went out as one message."""
@@ -112,13 +120,18 @@ class Sharded:
     unshared: tuple[str, ...] = ()
     own: tuple[str, ...] = ("owner_residual/",)
 
-    def __init__(self, codec: TopK, reduce: Reduce) -> None:
-        self.codec, self.reduce = codec, reduce
+    def __init__(self, codec: TopK, reduce: Reduce, spare: Spare) -> None:
+        self.codec, self.reduce, self.spare = codec, reduce, spare
         self.ranges = Ranges(codec)
         self.owners: tuple[int, ...] = ()
         self.held: Held | None = None
         self._open: dict[str, Open] = {}
         self._cut: tuple[Shard, ...] = ()
+
+    def room(self, shard: Shard) -> Tensor:
+        """Room for the coefficients of a shard until the commit, with any content."""
+        like = torch.empty(1, dtype=self.codec.plan.layout.dtype, device=self.codec.device)
+        return self.spare.take(like.expand(shard.size))
 
     def shards(self, count: int) -> tuple[Shard, ...]:
         """The shards of a fleet of `count`; the last ones are remembered."""
@@ -147,15 +160,18 @@ class Sharded:
         mean = self.ranges.join(self.shards(len(received.members)), parsed)
         division = opened.division
         if division is not None and division.seats.members == received.members:
-            own, self.held = self.ranges.join(self.shards(len(received.members)), division.own), division.held
+            own = self.ranges.join(self.shards(len(received.members)), division.own)
+            self._hold(division.held)
         else:  # who takes no part in what is committed owns nothing
             own, self.held = opened.whole(), None
+        opened.release()
         self.owners = received.members
         return Taken(self.codec, own, [mean], (1.0,), "replicas")
 
     def discard(self, key: str) -> None:
         """Forget it."""
-        self._open.pop(key, None)
+        if key in self._open:
+            self._open.pop(key).release()
 
     def shared_state(self) -> State:
         """Who are the owners, int64 [W]; nothing before the first commit."""
@@ -176,6 +192,14 @@ class Sharded:
         if local is not None and RESIDUAL in local and torch.equal(local[PLAN].cpu(), self._plan()):
             start, stop = local[CHUNKS].tolist()
             self.held = Held(start, stop, local[RESIDUAL].clone().to(self.codec.device))
+
+    def _hold(self, new: Held | None) -> None:
+        """Take over a residual, which is in lent room."""
+        old = self.held
+        if old is not None and new is not None and (old.start, old.stop) == (new.start, new.stop):
+            old.values.copy_(new.values)
+        else:
+            self.held = None if new is None else Held(new.start, new.stop, new.values.clone())
 
     def _plan(self) -> Tensor:
         return torch.tensor(list(bytes.fromhex(self.ranges.digest)), dtype=torch.uint8)

@@ -164,8 +164,8 @@ class Ranges:
             raise PayloadError("a coefficient handed on is not finite")
         return Held(start, stop, held.to(self.codec.device)), part[size:]
 
-    def collect(self, shard: "Shard", parts: Sequence[Held]) -> tuple[Tensor, int]:
-        """(residual [m] of a shard from its parts, zero where there is none; coefficients that no part has).
+    def add_(self, shard: "Shard", parts: Sequence[Held], total: Tensor) -> int:
+        """Add the parts of a shard's residual to its coefficients [size]; returns how many no part has.
 
         Raises:
             PayloadError: two parts have the same chunk.
@@ -173,11 +173,10 @@ class Ranges:
         ordered = sorted(parts, key=lambda part: part.start)
         if any(before.stop > after.start for before, after in pairwise(ordered)):
             raise PayloadError("two replicas hand on the residual of the same chunks")
-        whole = torch.zeros(shard.size, dtype=self.codec.plan.layout.dtype, device=self.codec.device)
         first = self.before(shard.start)
         for part in ordered:
-            whole[self.before(part.start) - first : self.before(part.stop) - first] = part.values
-        return whole, shard.size - sum(len(part.values) for part in ordered)
+            total[self.before(part.start) - first : self.before(part.stop) - first] += part.values
+        return shard.size - sum(len(part.values) for part in ordered)
 
     @cached_property
     def _handed_on(self) -> Identity:
@@ -275,9 +274,10 @@ class Shard:
         self._check_decoded(kept, "the values in the message overflow when they are decoded")
         return kept
 
-    def mean(self, messages: Sequence[Kept], weights: Sequence[float], reduce: Reduce) -> Tensor:
-        """Coefficients [size]: the weighted mean of messages, added in the given order, as in `TopK.decode_mean`."""
-        total = torch.zeros(self.size, dtype=self.codec.plan.layout.dtype, device=self.codec.device)
+    def mean(self, messages: Sequence[Kept], weights: Sequence[float], reduce: Reduce, out: Tensor) -> Tensor:
+        """Coefficients [size], in `out`: the weighted mean of messages, added in the given order, as in
+        `TopK.decode_mean`."""
+        total = out.zero_()
         for i, piece in enumerate(self.pieces):
             whole = self._rows(total, piece)
             for part in pieces(whole.shape):

@@ -90,7 +90,10 @@ def test_an_empty_shard_has_a_message_of_its_own() -> None:
     message, kept = empty.encode([], [], "op")
     assert (len(message), kept.indices) == (HEADER.size, ())
     assert empty.parse(message).indices == ()
-    assert empty.compress(empty.mean([kept, kept], (0.5, 0.5), "replicas"), "op")[0].tolist() == message.tolist()
+    assert (
+        empty.compress(empty.mean([kept, kept], (0.5, 0.5), "replicas", room(empty)), "op")[0].tolist()
+        == message.tolist()
+    )
 
 
 # ---- what an owner does -------------------------------------------------------------------------------------------
@@ -103,7 +106,7 @@ def test_mean_and_what_is_left_of_it(form: ValueFormat, reduce: str) -> None:
     sent = [cut_up(one, values(COUNT, seed), 4) for seed in range(3)]
     for rank, shard in enumerate(one.cut(4)):
         contents = [parts[rank][2] for parts in sent]
-        mean = shard.mean(contents, weights, reduce)
+        mean = shard.mean(contents, weights, reduce, room(shard))
         expected, share = torch.zeros(shard.size), torch.zeros(shard.size)
         for parts, weight in zip(sent, weights, strict=True):
             alone = coefficients(one, one.join(one.cut(4), [content for _, _, content in parts]))
@@ -121,8 +124,8 @@ def test_mean_and_what_is_left_of_it(form: ValueFormat, reduce: str) -> None:
         total = mean + residual
         left = total.clone()
         message, kept = shard.compress(left, "owner")
-        again = shard.mean([shard.parse(message)], (1.0,), "replicas")
-        assert torch.equal(again, shard.mean([kept], (1.0,), "replicas"))
+        again = shard.mean([shard.parse(message)], (1.0,), "replicas", room(shard))
+        assert torch.equal(again, shard.mean([kept], (1.0,), "replicas", room(shard)))
         torch.testing.assert_close(again + left, total)  # nothing is lost
         if form.bits == 32:
             assert not bool((left[again != 0]).any())
@@ -155,11 +158,15 @@ def test_a_residual_finds_its_way_to_any_other_owners(before: int, after: int, g
         parts = [torch.cat([one.pack(piece), message]) for piece in pieces if piece is not None]
         split = [one.split(part, shard) for part in parts]
         assert all(torch.equal(rest, message) for _, rest in split)
-        residual, missing = one.collect(shard, [given for given, _ in split if given is not None])
-        found.append(residual)
-        lost += missing
+        found.append(torch.zeros(shard.size))
+        lost += one.add_(shard, [given for given, _ in split if given is not None], found[-1])
     assert torch.equal(torch.cat(found), torch.where(kept, whole, 0.0))
     assert lost == COUNT - int(kept.sum())
+
+
+def room(shard: Shard) -> torch.Tensor:
+    """Where a mean goes, with anything in it."""
+    return torch.full((shard.size,), 7.0)
 
 
 def _nothing(shard: Shard) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
@@ -173,7 +180,8 @@ def test_nobody_may_hand_on_what_another_has_or_what_is_not_the_shards() -> None
     first, second = one.cut(2)
     held = Held(first.start, first.stop, values(first.size))
     with pytest.raises(PayloadError, match="two replicas hand on the residual of the same chunks"):
-        one.collect(first, [held, Held(first.stop - 1, first.stop, held.values[-one.codec.cuts[0].group.elements :])])
+        twice = Held(first.stop - 1, first.stop, held.values[-one.codec.cuts[0].group.elements :])
+        one.add_(first, [held, twice], torch.zeros(first.size))
     small = Held(0, 1, held.values[: one.before(1)])
     with pytest.raises(PayloadError, match="are handed on to another shard"):
         one.split(one.pack(small), second)
@@ -223,10 +231,10 @@ def _taken(one: Ranges, shard: Shard, part: torch.Tensor) -> bool:
     try:
         given, message = one.split(part, shard)
         kept = shard.parse(message, behind=given is not None)
-        residual, missing = one.collect(shard, [] if given is None else [given])
+        total = shard.mean([kept], (1.0,), "senders", room(shard))
+        missing = one.add_(shard, [] if given is None else [given], total)
     except PayloadError:
         return False
-    total = shard.mean([kept], (1.0,), "senders").add_(residual)
     assert total.shape == (shard.size,)
     assert bool(torch.isfinite(total).all())
     assert 0 <= missing <= shard.size
