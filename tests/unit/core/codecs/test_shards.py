@@ -179,8 +179,8 @@ def test_nobody_may_hand_on_what_another_has_or_what_is_not_the_shards() -> None
     one = ranges()
     first, second = one.cut(2)
     held = Held(first.start, first.stop, values(first.size))
+    twice = Held(first.stop - 1, first.stop, held.values[-one.codec.cuts[0].group.elements :])
     with pytest.raises(PayloadError, match="two replicas hand on the residual of the same chunks"):
-        twice = Held(first.stop - 1, first.stop, held.values[-one.codec.cuts[0].group.elements :])
         one.add_(first, [held, twice], torch.zeros(first.size))
     small = Held(0, 1, held.values[: one.before(1)])
     with pytest.raises(PayloadError, match="are handed on to another shard"):
