@@ -58,6 +58,7 @@ def finished(fleet: FleetState, finished: m.Finished) -> None:
         member.state = MemberState.OUT
         fleet.event("left", member.index)
     else:
+        fleet.finishing = fleet.finishing or fleet.steps_to_next() == 0  # a run that was at its end is gone on with
         early = not fleet.over and member.state in (*LIVE, MemberState.OUT)
         # of one that missed the end there is nothing to compare
         fleet.book.digests[member.index], member.state = None if early else finished.digest, MemberState.FINISHED

@@ -127,6 +127,7 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path):
     assert all(not trace for trace in again.trace.values())
     assert [again.state(i) for i in range(3)] == [whole.state(i) for i in range(3)]
     assert again.summary["state_digests"] == whole.summary["state_digests"]
+    assert (again.said("ended"), again.summary["members_lost"]) == ([True], 0)
 
 
 def test_a_finished_run_can_be_made_longer(tmp_path):
