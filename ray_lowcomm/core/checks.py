@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import cache
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from ray_lowcomm.core.errors import SettingError
@@ -9,13 +10,22 @@ from ray_lowcomm.core.errors import SettingError
 
 def choices(section: str, settings: object) -> None:
     """Refuse what is none of the choices of a field."""
-    for name, hint in get_type_hints(type(settings)).items():
-        kinds = (hint, *get_args(hint))
-        allowed = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    for name, allowed, others in _fields_with_choices(type(settings)):
         value = getattr(settings, name)
-        other = any(kind in (bool, int, float, str, type(None)) and isinstance(value, kind) for kind in kinds)
-        if allowed and value not in allowed and not other:
+        if value not in allowed and not isinstance(value, others):
             raise SettingError(f"{section}.{name}", value, f"must be one of {', '.join(allowed)}")
+
+
+@cache
+def _fields_with_choices(kind: type) -> tuple[tuple[str, tuple[str, ...], tuple[type, ...]], ...]:
+    """(field, its choices, types of which it may be otherwise)."""
+    found = []
+    for name, hint in get_type_hints(kind).items():
+        kinds = (hint, *get_args(hint))
+        allowed = tuple(choice for one in kinds if get_origin(one) is Literal for choice in get_args(one))
+        if allowed:
+            found.append((name, allowed, tuple(one for one in kinds if one in (bool, int, float, str, type(None)))))
+    return tuple(found)
 
 
 def numbers(section: str, settings: object, names: tuple[str, ...]) -> Iterator[tuple[str, float]]:

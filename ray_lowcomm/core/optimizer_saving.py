@@ -8,6 +8,7 @@ keeps as attributes. An optimizer with a `state_dict` of its own is saved by tha
 
 import inspect
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,8 +20,6 @@ from ray_lowcomm.core.nested import copied, pack, tensors_in, unpack
 from ray_lowcomm.core.optimizers import Optimizers, inner_optimizers
 
 PACKED = "all"
-_OWN = frozenset(vars(torch.optim.SGD([nn.Parameter(torch.empty(0))]))) | {"_step_count", "_opt_called"}
-"""Attributes that torch and its schedulers give any optimizer."""
 
 
 class OptimizerState:
@@ -158,20 +157,27 @@ def _saves_itself(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
 
 
+@cache
+def _usual() -> frozenset[str]:
+    """Attributes that torch and its schedulers give any optimizer. The first optimizer of a process loads torch's
+    compiler, which takes a second."""
+    return frozenset(vars(torch.optim.SGD([nn.Parameter(torch.empty(0))]))) | {"_step_count", "_opt_called"}
+
+
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 
 def _numbers(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """What the optimizer counts in attributes of its own."""
-    own = {name: value for name, value in vars(optimizer).items() if name not in _OWN}
+    own = {name: value for name, value in vars(optimizer).items() if name not in _usual()}
     plain = (bool, int, float, str)
     return {n: v for n, v in own.items() if isinstance(v, plain) or (isinstance(v, Tensor) and v.dim() == 0)}
 
 
 def _hidden(optimizer: torch.optim.Optimizer) -> dict[str, list[tuple[int, int]]]:
     """Identity and version of the tensors in attributes, but for parameters and numbers."""
-    own = {name: value for name, value in vars(optimizer).items() if name not in _OWN | _numbers(optimizer).keys()}
+    own = {name: value for name, value in vars(optimizer).items() if name not in _usual() | _numbers(optimizer).keys()}
     found = {n: [t for t in tensors_in(v) if not isinstance(t, nn.Parameter)] for n, v in own.items()}
     return {name: [(id(t), t._version) for t in tensors] for name, tensors in found.items() if tensors}
 

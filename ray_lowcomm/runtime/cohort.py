@@ -5,7 +5,8 @@ import threading
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 
 from ray_lowcomm.core.settings import FleetSettings
-from ray_lowcomm.runtime.ray_private import CohortConfig, CohortTrainer, Place
+from ray_lowcomm.runtime.cohort_private import CohortConfig, CohortTrainer
+from ray_lowcomm.runtime.ray_private import Place
 from ray_lowcomm.runtime.worker import WorkerPlan, train_worker
 
 KILL_S = 10.0

@@ -41,10 +41,19 @@ def test_layer_imports_only_what_lies_below_it(layer: str) -> None:
                 assert parts[1] in ALLOWED[layer], f"{file} imports {name}"
 
 
-def test_pure_layers_run_without_ray_mlflow_and_pydantic() -> None:
-    code = (
-        "import sys; import ray_lowcomm.transport.local, ray_lowcomm.engine.replica, ray_lowcomm.strategies; "
-        f"found = {sorted(FOREIGN)!r}; print([name for name in found if name in sys.modules])"
+# each is loaded in a process of its own: what it must do without (Ray Train, and torch's compiler, take a second each)
+LIGHT = {
+    "pure layers": (("transport.local", "engine.replica", "strategies"), FOREIGN),
+    "driver": (("runtime.driver",), {"ray.train", "torch._dynamo"}),
+    "cohort": (("runtime.cohort",), {"torch._dynamo"}),
+}
+
+
+@pytest.mark.parametrize("what", LIGHT)
+def test_what_is_loaded_does_without(what: str) -> None:
+    modules, absent = LIGHT[what]
+    code = f"import sys; import {', '.join(f'ray_lowcomm.{name}' for name in modules)}; " + (
+        f"print([name for name in {sorted(absent)!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"
