@@ -115,12 +115,12 @@ def propose_only(one: Member, ops: Sequence[SyncOp]) -> list[Proposal]:
     return [one.strategy.propose(op) for op in ops]
 
 
-def exchange(proposals: Sequence[Sequence[Proposal]], included: bool = True) -> list[Received]:
-    """What each op's messages become, from the proposals of all members in rank order, with equal weights."""
+def exchange(proposals: Sequence[Sequence[Proposal]], weights: tuple[float, ...] | None = None) -> list[Received]:
+    """What each op's messages become, from the proposals of members in rank order. Weights are equal if not given."""
     count = len(proposals)
-    ranks, weights = tuple(range(count)), tuple(1 / count for _ in range(count))
+    ranks, weights = tuple(range(count)), weights or tuple(1 / count for _ in range(count))
     of_ops = zip(*proposals, strict=True)
-    return [Received(ranks, weights, _combined([p.payload for p in group], weights), included) for group in of_ops]
+    return [Received(ranks, weights, _combined([p.payload for p in group], weights), True) for group in of_ops]
 
 
 def _combined(payloads: Sequence[Payload], weights: tuple[float, ...]) -> tuple[Tensor, ...]:

@@ -136,3 +136,11 @@ def _train(job: Job, context: Context, outcome: Outcome) -> None:
             buffers.append(digest_tensors(replica._state.buffers.all.values()))
         if job.watch is not None:
             job.watch(index, replica, model)
+
+
+def check_consistent(outcome: Outcome) -> None:
+    """After every step all replicas have held the same shared state, and after every round the same buffers."""
+    shared, buffers = list(outcome.shared.values()), list(outcome.buffers.values())
+    assert all(digests == shared[0] for digests in shared)
+    assert all(digests == buffers[0] for digests in buffers)
+    assert len(set(outcome.summary["state_digests"].values())) == 1

@@ -7,7 +7,7 @@ from torch import nn
 from ray_lowcomm.core.settings import StrategySettings
 
 from .cases import BY_ID, CASES, Case
-from .fleet import Job, Outcome, run
+from .fleet import Job, Outcome, check_consistent, run, strategy_of
 from .models import batch_norm
 
 
@@ -16,9 +16,13 @@ def _buffers(outcome: Outcome, replica: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_running_variance_stays_positive_and_counters_stay_whole(case: Case, tmp_path) -> None:
+def test_with_unequal_work_variances_stay_positive_counters_whole_and_replicas_alike(case: Case, tmp_path) -> None:
     """An outer Nesterov on buffers would make the variance negative (CASES 35)."""
-    outcome = run(Job(case.settings, batch_norm, 3, 12, optimizer=case.optimizer), tmp_path)
+    job = Job(case.settings, batch_norm, 3, 12, optimizer=case.optimizer, tokens=lambda replica: 8 * (replica + 1))
+    outcome = run(job, tmp_path)
+    assert outcome.failure is None
+    if strategy_of(outcome.replicas[0]).consistent:
+        check_consistent(outcome)
     for replica in range(3):
         buffers = _buffers(outcome, replica)
         assert bool((buffers["running_var"] > 0).all())

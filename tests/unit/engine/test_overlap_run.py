@@ -70,7 +70,7 @@ def test_each_step_is_counted_once(tmp_path, strategy):
 @every_strategy
 def test_what_is_sent_again_is_what_was_launched(tmp_path, monkeypatch, strategy):
     """Inner steps were taken between the two attempts."""
-    plain = run(tmp_path / "plain", strategy)
+    plain = run(tmp_path / "plain", strategy, every=0)
     history, tried = Round._history, set()
 
     def fails_at_first(self, plan, parts):
@@ -81,7 +81,7 @@ def test_what_is_sent_again_is_what_was_launched(tmp_path, monkeypatch, strategy
         return found
 
     monkeypatch.setattr(Round, "_history", fails_at_first)
-    retried = run(tmp_path / "retried", strategy)
+    retried = run(tmp_path / "retried", strategy, every=0)
     assert retried.summary["rounds_retried"] == len(tried) == STEPS // period(strategy)
     assert_agrees(retried, strategy)
     assert [retried.state(i) for i in range(3)] == [plain.state(i) for i in range(3)]
@@ -92,7 +92,7 @@ def test_what_is_sent_again_is_what_was_launched(tmp_path, monkeypatch, strategy
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("phase", ["inner", "launched", "exchange", "voted", "ready"])
 def test_a_kill_in_any_phase(tmp_path, strategy, phase, victim):
-    outcome = run(tmp_path, strategy, faults=(Fault("kill", victim, 2, phase),))
+    outcome = run(tmp_path, strategy, faults=(Fault("kill", victim, 2, phase),), every=0, eval_every=0)
     assert_agrees(outcome, strategy)
     assert outcome.summary["members_lost"] == 1
     assert (victim in outcome.records[1]["members"]) == (phase in ("voted", "ready"))
@@ -108,7 +108,7 @@ def test_a_kill_in_any_phase(tmp_path, strategy, phase, victim):
 
 @every_strategy
 def test_a_replica_that_is_not_finite_sits_out_and_keeps_nothing_of_it(tmp_path, strategy):
-    outcome = run(tmp_path, strategy, faults=(Fault("nan", 1, 2, "inner"),))
+    outcome = run(tmp_path, strategy, faults=(Fault("nan", 1, 2, "inner"),), every=0, eval_every=0)
     assert_agrees(outcome, strategy)
     assert outcome.summary["nonfinite_rejected"] == 1
     # with fragments when the one that it is in has its turn: the others are as good as before
@@ -132,18 +132,18 @@ def test_a_stop_and_a_resume_lose_no_step_and_take_none_twice(tmp_path, strategy
 
 
 @every_strategy
-@pytest.mark.parametrize("after", [2, 3])  # the record of a round is there before its checkpoint
-def test_a_killed_job_goes_on_to_the_bit(tmp_path, strategy, after):
+def test_a_killed_job_goes_on_to_the_bit(tmp_path, strategy):
     whole = run(tmp_path / "whole", strategy)
-    broken = Setup(str(tmp_path / "broken"), strategy, steps=STEPS, model=mlp(norm=True))
-    killed = broken.go(kill_after=after)
-    resumed = broken.go(resume=True)
-    assert killed.killed
-    assert_agrees(resumed, strategy)
-    assert [resumed.state(i) for i in range(3)] == [whole.state(i) for i in range(3)]
-    for index in range(3):
-        begun = resumed.trace[index][0][0]
-        assert resumed.trace[index] == [line for line in whole.trace[index] if line[0] >= begun]
+    for after in (2, 3):  # the record of a round is there before its checkpoint
+        broken = Setup(str(tmp_path / f"broken_{after}"), strategy, steps=STEPS, model=mlp(norm=True))
+        killed = broken.go(kill_after=after)
+        resumed = broken.go(resume=True)
+        assert killed.killed
+        assert_agrees(resumed, strategy)
+        assert [resumed.state(i) for i in range(3)] == [whole.state(i) for i in range(3)]
+        for index in range(3):
+            begun = resumed.trace[index][0][0]
+            assert resumed.trace[index] == [line for line in whole.trace[index] if line[0] >= begun]
 
 
 @pytest.mark.parametrize("at", [(0, 5), (1, 7), (2, 9)])

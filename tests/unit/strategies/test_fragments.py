@@ -102,7 +102,7 @@ RESUMED = {
 
 
 @pytest.mark.parametrize("name", RESUMED)
-@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1), (4, 2), (2, 4)])
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 2)])  # and back
 def test_a_run_goes_on_with_other_fragments_by_parameter(name: str, before: int, after: int) -> None:
     """Anchor, outer momentum and residual are where they were; with the same fragments again all is bit-identical."""
     settings = RESUMED[name]
