@@ -99,7 +99,9 @@ def actors(ray_cluster):
         ray.kill(actor)
 
 
-SLOW = ("dct_overlap", "topk_overlap", "sparse_fragments", "diloco_overlap")  # of what the others have, too
+# what differs for a transport (means, gathers, shards, late ones, fragments) the others have, too
+SLOW = ("dct_overlap", "topk_overlap", "sparse_fragments", "diloco_overlap")
+SLOW += ("dct_buffer", "buffer_overlap", "dct_2_bit", "sparse_loco_sharded")
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])

@@ -11,7 +11,7 @@ BLOCKING = STRATEGY | {"inner_steps": 2}
 BESIDE = STRATEGY | {"inner_steps": 4, "fragments": 2, "overlap_steps": 1}
 KILLS = {
     "blocking": (BLOCKING, ((1, 3, "inner"), (2, 30, "exchange"), (1, 60, "voted"))),
-    "fragments": (BESIDE, ((1, 3, "launched"), (2, 25, "exchange"), (1, 50, "voted"), (2, 75, "ready"))),
+    "fragments": (BESIDE, ((1, 3, "launched"), (2, 30, "exchange"), (1, 60, "ready"))),
 }
 
 

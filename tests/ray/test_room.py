@@ -8,8 +8,8 @@ from ray_lowcomm.runtime.cluster import _fits, check_room
 
 
 def test_a_fleet_that_fits_is_let_in(ray_cluster):
-    check_room(FleetSettings(replicas=8, resources_per_replica={"CPU": 1}))
-    check_room(FleetSettings(replicas=16, resources_per_replica={"CPU": 0.5}))
+    assert check_room(FleetSettings(replicas=8, resources_per_replica={"CPU": 1})) == ""
+    assert check_room(FleetSettings(replicas=16, resources_per_replica={"CPU": 0.5})) == ""
 
 
 def test_all_that_lacks_is_named(ray_cluster):

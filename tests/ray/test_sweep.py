@@ -18,6 +18,7 @@ SMALL = [
 def test_a_sweep_leaves_what_it_promises(nothing_left, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     space = ["--space", "tests.jobs.sweep_spaces:MIXED", "--search", "grid", "--scheduler", "none"]
+    space += ["--fleet.transport", "local"]  # fleets of processes in trials: test_trainable
     code = run_main(tune.main, [*SMALL, *space, "--run.output_dir", "out", "--run.name", "s", "--register", "best"])
     out, err = capfd.readouterr()
     assert code == 0, err

@@ -118,7 +118,8 @@ class LossScale:
             for place, gap in zip(places, np.diff(places), strict=False)
             for step in [_step(gap)]
         }
-        return sorted(float(f"{tick:.12g}") for tick in ticks if self.low <= tick <= self.high)
+        plain = sorted(float(f"{tick:.12g}") for tick in ticks)
+        return [tick for tick in plain if self.low <= tick <= self.high]
 
     def apply(self, axes: Axes, label: str, unit: str) -> None:
         """Makes it the y axis."""
@@ -157,7 +158,8 @@ def _step(gap: float) -> float:
 
 def _round_ticks(low: float, high: float) -> list[float]:
     locator = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
-    return [float(f"{tick:.12g}") for tick in locator.tick_values(low, high) if low <= tick <= high]
+    ticks = [float(f"{tick:.12g}") for tick in locator.tick_values(low, high)]
+    return [tick for tick in ticks if low <= tick <= high]
 
 
 @dataclass(frozen=True)

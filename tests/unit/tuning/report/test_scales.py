@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ray_lowcomm.tuning.report.scales import UNSET, byte_scale, log_ticks, loss_scale, scale_of
@@ -45,6 +45,7 @@ def test_bytes_are_in_the_unit_of_the_largest(count, unit):
 
 @settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6).map(lambda x: round(x, 6)), min_size=1, max_size=40))
+@example([3e-06])  # a tick that is below the lowest loss once it is rounded
 def test_losses_are_in_order_and_ticks_within(losses):
     scale = loss_scale(losses)
     places = scale.forward(np.minimum(losses, scale.high))
