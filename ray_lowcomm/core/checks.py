@@ -3,21 +3,22 @@
 import math
 from collections.abc import Iterator
 from functools import cache
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ray_lowcomm.core.errors import SettingError
 
 
 def choices(section: str, settings: object) -> None:
     """Refuse what is none of the choices of a field."""
-    for name, allowed, others in _fields_with_choices(type(settings)):
+    kind: Any = type(settings)  # as a type[object] mypy takes it to have no hash
+    for name, allowed, others in _fields_with_choices(kind):
         value = getattr(settings, name)
         if value not in allowed and not isinstance(value, others):
             raise SettingError(f"{section}.{name}", value, f"must be one of {', '.join(allowed)}")
 
 
 @cache
-def _fields_with_choices(kind: type) -> tuple[tuple[str, tuple[str, ...], tuple[type, ...]], ...]:
+def _fields_with_choices(kind: Any) -> tuple[tuple[str, tuple[str, ...], tuple[type, ...]], ...]:
     """(field, its choices, types of which it may be otherwise)."""
     found = []
     for name, hint in get_type_hints(kind).items():
