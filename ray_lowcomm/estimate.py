@@ -46,7 +46,7 @@ class Message:
     """A payload without its values: `numel` elements of `dtype`, in shards of so many if it is cut into such.
 
     `op` is its name. `whole`: of those in shards, elements in chunks of which all is sent. `elements`: of what it is
-    made of. `copied`: elements of a copy that is kept until it is applied.
+    made of. `copied`: elements of a copy that is kept until it is applied. `late`: that is later than it is launched.
     """
 
     op: str
@@ -57,6 +57,7 @@ class Message:
     whole: int = 0
     elements: int = 0
     copied: int = 0
+    late: bool = False
 
     @classmethod
     def of(cls, op: str, payload: Payload) -> "Message":
@@ -169,19 +170,19 @@ def run_cost(config: TrainConfig, sizes: ModelSizes) -> RunCost:
 
 def _room(layout: Layout, messages: list[Message], world: int) -> int:
     """Bytes of vectors and messages in a round: a mean takes the place of what was to be averaged; for packed messages
-    one vector does for all of them, and all that are received are there. Where messages are sent in shards chunks that
-    are sent whole are copied, and each owner adds two vectors of its shard. What is applied late has a copy from its
-    launch. An evaluation, too, takes a vector."""
+    one vector does for all of them that are made one after another, and all that are received are there. Where messages
+    are sent in shards chunks that are sent whole are copied, and each owner adds a vector of its shard. What is applied
+    late has a copy from its launch, or a vector of its own until it is made. An evaluation, too, takes a vector."""
     item = layout.dtype.itemsize
     dense = sum(message.payload.nbytes for message in messages if message.combine == "mean")
     packed = sum(message.numel for message in messages if message.combine != "mean")
-    vector = max((message.elements for message in messages if message.combine != "mean"), default=0) * item
+    coded = [message.elements for message in messages if message.combine != "mean"]
+    vector = item * (sum(coded) if any(message.late for message in messages) else max(coded, default=0))
     whole = sum(message.whole for message in messages)
-    owned = 2 * vector // world if any(message.shards for message in messages) else 0
+    owned = vector // world if any(message.shards for message in messages) else 0
     copies = sum(message.copied for message in messages) * item
     in_flight = PIECES_IN_FLIGHT * min(layout.numel, exchanged_at_once(layout.numel)) * item if dense else 0
-    coded = vector + (world + 1) * packed + whole * item + owned
-    return max(layout.nbytes, copies + dense + in_flight + coded)
+    return max(layout.nbytes, copies + dense + in_flight + vector + (world + 1) * packed + whole * item + owned)
 
 
 class Hollow:
@@ -256,8 +257,9 @@ def _message(whole: Strategy, op: SyncOp, world: int) -> Message:
         strategy.discard(proposal.id)
         return replace(message, elements=message.numel, copied=message.numel if op.apply > op.launch else 0)
     elements = strategy.codec.layout.numel
-    late = op.apply > op.launch and isinstance(strategy, ResidualInBuffer)
-    form = Message(op.id, "gather", 0, torch.uint8, (), 0, elements, elements if late else 0)
+    late = op.apply > op.launch
+    copied = elements * (late and isinstance(strategy, ResidualInBuffer))
+    form = Message(op.id, "gather", 0, torch.uint8, (), 0, elements, copied, late)
     if isinstance(strategy.combiner, Sharded):
         shards = tuple(shard.nbytes for shard in strategy.combiner.shards(world))
         return replace(form, combine="sharded", numel=sum(shards), shards=shards, whole=_whole(strategy.combiner.codec))

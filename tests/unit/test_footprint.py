@@ -18,6 +18,12 @@ CASES = {
     "diloco_4_bits": {"name": "diloco", "inner_steps": 4, "value_bits": 4},
     "desloc": {"name": "desloc", "param_period": 4, "exp_avg_period": 4, "exp_avg_sq_period": 8},
     "desloc_coded": {"name": "desloc", "param_period": 4, "codec": {"default": TrackCodec(topk=64)}},
+    "desloc_coded_late": {
+        "name": "desloc",
+        "param_period": 4,
+        "overlap_steps": 2,
+        "codec": {"default": TrackCodec(topk=64)},
+    },
     "topk_diloco": {"name": "topk_diloco", "inner_steps": 4},
     "dct_buffer": {"name": "dct_momentum", "inner_steps": 4, "residual": "buffer"},
     "dct_paper": {"name": "dct_momentum", "inner_steps": 4, "variant": "paper"},
@@ -65,6 +71,12 @@ def test_a_round_takes_a_vector_for_each_track_that_is_averaged_and_one_for_all_
     assert needed("desloc", torch.float32)[0].round == 3 * size + pieces  # all are due at step 8
     for case in ("topk_diloco", "dct_buffer", "dct_paper"):
         assert size <= needed(case, torch.float32)[0].round < 7 * size  # a model this small is sent whole
+
+
+def test_what_is_sent_late_is_taken_for_all_tracks_at_the_launch():
+    size = needed("desloc_coded", torch.float32)[1].nbytes
+    at_once, late = (needed(case, torch.float32)[0].round for case in ("desloc_coded", "desloc_coded_late"))
+    assert late == at_once + size  # two tracks are due at step 12
 
 
 def test_an_optimizer_without_moments_needs_none():
