@@ -47,13 +47,24 @@ def train_gpt(context):
     return replica
 
 
+class Patience:
+    """Slower with each step that a replica is missing: on a machine that is busy it takes long to come back."""
+
+    def __init__(self):
+        self.missed = 0
+
+    def after_step(self, replica, wanted):
+        self.missed = self.missed + 1 if len(replica.members) < wanted and not replica.finished else 0
+        if self.missed:
+            time.sleep(min(0.1 * 1.2**self.missed, 5.0))
+
+
 def train_patiently(context):
     """Slow while a replica is missing, so that a restarted one is back before the next fault."""
-    model = torch.nn.Linear(6, 3)
+    model, patience = torch.nn.Linear(6, 3), Patience()
     replica = context.wrap(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
     while not replica.finished:
         loss = (model(torch.randn(8, 6)) ** 2).mean()
         loss.backward()
         replica.step(loss, 8)
-        if len(replica.members) < context.replicas and not replica.finished:
-            time.sleep(0.5)
+        patience.after_step(replica, context.replicas)

@@ -16,6 +16,7 @@ from ray._private.state import actors as all_actors
 from ray_lowcomm.config import TrainConfig
 from ray_lowcomm.tuning.reasons import reason_of
 from ray_lowcomm.tuning.space import Space
+from tests.ray.fleets import Patience
 
 H = 2
 
@@ -25,15 +26,14 @@ def train_scripted(context):
 
     While a replica is missing it is slow, so that it can come back before the end.
     """
-    model = torch.nn.Linear(6, 3)
+    model, patience = torch.nn.Linear(6, 3), Patience()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     replica = context.wrap(model, optimizer, evaluate=lambda shared: context.spec.strategy.outer_lr)
     while not replica.finished:
         loss = (model(torch.randn(8, 6)) ** 2).mean()
         loss.backward()
         replica.step(loss, 8)
-        if len(replica.members) < context.replicas and not replica.finished:
-            time.sleep(1.0)
+        patience.after_step(replica, context.replicas)
 
 
 def base_config(folder, rounds, **fleet):
