@@ -162,12 +162,12 @@ class _Notices:
         if count > _SAME_NOTICES and count % 10 ** int(math.log10(count)):
             return ""
         self._shown[kind] = count
-        return text if count <= _SAME_NOTICES else f"{text} ({count} of this kind so far)"
+        return text if count <= _SAME_NOTICES else f"{text} ({count} such messages so far)"
 
     def withheld(self) -> list[str]:
         """The last of each kind that was not printed, with their number."""
         late = {kind: count for kind, count in self._counts.items() if count > self._shown[kind]}
-        return [f"{self._last[kind]} ({count} of this kind)" for kind, count in late.items()]
+        return [f"{self._last[kind]} ({count} such messages)" for kind, count in late.items()]
 
 
 class _Rate:
@@ -216,6 +216,8 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("time", f"{times['wall_s']} ({', '.join(parts)})" if parts else times["wall_s"]))
     if summary.get("skipped_steps"):
         row("skipped steps", "{skipped_steps}: loss or gradients were not finite", "skipped_steps")
+    if summary.get("lost_inner_steps"):
+        row("lost steps", "{lost_inner_steps}: what they learnt is not in the shared model", "lost_inner_steps")
     for index, counts in (summary.get("rejected_replicas") or {}).items():
         text = f"in {counts['rounds']} rounds, up to {counts['most_in_a_row']} in a row: not finite"
         rows.append(("rejected", f"replica {index} {text}"))

@@ -102,8 +102,8 @@ def test_of_many_notices_of_one_kind_few_are_shown_and_all_are_counted():
     progress.end(summary(), {})
     lines = [line for line in out.getvalue().splitlines() if "sits out" in line]
     assert lines[:5] == [f"round {number}: replica 1 sits out" for number in range(1, 6)]
-    assert "round 100: replica 1 sits out (100 of this kind so far)" in lines
-    assert lines[-1] == "round 1234: replica 1 sits out (1234 of this kind)"
+    assert "round 100: replica 1 sits out (100 such messages so far)" in lines
+    assert lines[-1] == "round 1234: replica 1 sits out (1234 such messages)"
     assert len(lines) < 40
     assert "another\n" in out.getvalue()
 
@@ -122,6 +122,13 @@ def test_closing_table_leaves_out_what_is_unknown():
         "training loss": "1.2500",
         "sent up": "0 B",
     }
+
+
+def test_closing_table_says_which_steps_do_not_count():
+    rows = dict(summary_rows(summary(skipped_steps=3, lost_inner_steps=8)))
+    assert rows["skipped steps"] == "3: loss or gradients were not finite"
+    assert rows["lost steps"] == "8: what they learnt is not in the shared model"
+    assert not {"skipped steps", "lost steps"} & dict(summary_rows(summary(skipped_steps=0, lost_inner_steps=0))).keys()
 
 
 def test_closing_table_tells_payload_and_wire_apart():
