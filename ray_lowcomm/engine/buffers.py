@@ -2,6 +2,9 @@
 
 `average`: floating buffers become the weighted mean over the members, integer ones those of the lowest rank. `first`:
 all those of the lowest rank. `local`: left alone. The mean is approximate where replicas keep parameters of their own.
+
+Where a round is applied later than it was launched, what the steps in between have changed stays: else statistics would
+lose that many steps of each round, all but those of the first where the next round is launched there.
 """
 
 from typing import Literal
@@ -39,6 +42,8 @@ class BufferSync:
         self._averaged = tuple(averaged)
         self._copied = tuple(n for n in first if n not in averaged and policy != "local")
         self._layout = Layout.of(averaged, work_dtype(list(averaged.values())))
+        self._launched: dict[str, dict[str, Tensor]] = {}  # by proposal: what is sent of each, where it comes late
+        self._late = False
 
     @property
     def idle(self) -> str:
@@ -71,43 +76,51 @@ class BufferSync:
 
     @property
     def shared(self) -> bool:
-        """Whether buffers are shared state (after a round equal on all replicas)."""
+        """Whether buffers are shared state."""
         return self.policy != "local"
 
-    def ops(self, launch: int, apply: int, point: Point) -> tuple[SyncOp, ...]:
-        """The ops that belong to a round: none, one or two.
+    @property
+    def alike(self) -> bool:
+        """Whether after the last round that was applied they were equal on all replicas."""
+        return self.shared and not self._late
 
-        Applied when the parameters are, so that buffers are shared state at the end of a round. With overlap this drops
-        what the steps in between added to the statistics, and counters lag by as many.
-        """
+    def ops(self, launch: int, apply: int, point: Point) -> tuple[SyncOp, ...]:
+        """The ops that belong to a round: none, one or two. They are applied when the parameters are."""
         tracks = [MEAN] * bool(self._averaged) + [COPY] * bool(self._copied)
         return tuple(SyncOp(track, launch, apply, point) for track in tracks)
 
     def propose(self, op: SyncOp) -> Proposal:
         """Floating buffers as one vector, or the others' bytes."""
-        now = self.all
+        now, names = self.all, self._averaged if op.track == MEAN else self._copied
+        sent = {name: now[name].detach() for name in names}
+        if op.apply > op.launch:  # the model trains on while they are sent
+            sent = self._launched[op.id] = {name: buffer.clone() for name, buffer in sent.items()}
         if op.track == MEAN:
-            averaged = [now[name] for name in self._averaged]
-            if op.apply > op.launch:  # the model trains on while they are sent
-                averaged = [buffer.detach().clone() for buffer in averaged]
-            return Proposal(op.id, lambda: Sent(Payload.mean(lambda out: self._layout.flatten(averaged, out))))
-        copied = torch.cat([tensor_bytes(now[name]) for name in self._copied])
+            return Proposal(
+                op.id, lambda: Sent(Payload.mean(lambda out: self._layout.flatten(list(sent.values()), out)))
+            )
+        copied = torch.cat([tensor_bytes(buffer) for buffer in sent.values()])
         return Proposal(op.id, lambda: Sent(Payload("first", copied)))
 
     def apply(self, proposal: str, received: Received) -> None:
-        """Overwrite the buffers.
+        """Overwrite the buffers; what has changed since the launch stays.
 
         Raises:
             PayloadError: the message has another length than this model's buffers.
         """
-        now = self.all
-        if proposal.startswith(f"{MEAN}@"):
-            self._layout.copy_to(received.parts[0], [now[name].detach() for name in self._averaged])
-            return
-        for name, part in zip(self._copied, self._split(received.parts[0]), strict=True):
-            if part.numel():
-                buffer = now[name].detach()
-                buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
+        launched = self._launched.pop(proposal, {})
+        self._late = bool(launched)
+        names = self._averaged if proposal.startswith(f"{MEAN}@") else self._copied
+        now = {name: self.all[name].detach() for name in names}
+        own = {name: now[name].clone() for name in launched}
+        if names is self._averaged:
+            self._layout.copy_to(received.parts[0], list(now.values()))
+        else:
+            for buffer, part in zip(now.values(), self._split(received.parts[0]), strict=True):
+                if part.numel():
+                    buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
+        for name, before in launched.items():
+            now[name].copy_(followed(now[name], before, own[name]))
 
     def check(self, proposal: str, received: Received) -> None:
         """Raise PayloadError if `apply` would."""
@@ -116,6 +129,7 @@ class BufferSync:
 
     def discard(self, proposal: str) -> None:
         """Nothing was changed."""
+        self._launched.pop(proposal, None)
 
     def _split(self, message: Tensor) -> list[Tensor]:
         forms = [self._forms[name] for name in self._copied]
@@ -134,3 +148,20 @@ class BufferSync:
         for name, value in state.items():
             if name in now:
                 now[name].detach().copy_(value)
+
+
+def followed(received: Tensor, launched: Tensor, now: Tensor) -> Tensor:
+    """`received`, of the time of the launch, with what has changed here from `launched` to `now`; all of one shape and
+    dtype. Where that is no number one can add to, `now`.
+
+    Nothing comes out that is not between `received` and `now`: a variance stays positive, an index within its bounds.
+    """
+    if now.dtype.is_floating_point and now.dtype.itemsize < 4:  # few operations know the smallest ones
+        return followed(received.float(), launched.float(), now.float()).to(now.dtype)
+    changed = now != launched
+    if now.dtype is torch.bool or now.dtype.is_complex:
+        return torch.where(changed, now, received)
+    if now.dtype.is_floating_point:
+        changed &= now.isfinite() & launched.isfinite()
+    moved = torch.clamp(received + (now - launched), torch.minimum(received, now), torch.maximum(received, now))
+    return torch.where(changed, moved, received)

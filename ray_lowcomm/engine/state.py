@@ -73,10 +73,10 @@ class ReplicaState:
     def local(self, between: bool = False) -> State:
         """What is this replica's own: parameters, inner optimizer, residual, random state, position in the data.
 
-        `between` two rounds buffers are its own, too, whose mean they are after a round.
+        `between` two rounds, and after one that was applied late, buffers are its own, too.
         """
         state = _prefixed(STRATEGY, self.strategy.local_state()) | _prefixed(RANDOM, randomness.random_state())
-        if between or not self.buffers.shared:
+        if between or not self.buffers.alike:
             state |= _prefixed(BUFFERS, self.buffers.state())
         state |= self._taken(STATEFUL, self.stateful) | self._taken(LOCAL, self.local_stateful)
         return state if self.strategy.replicated else state | self._own()

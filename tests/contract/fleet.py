@@ -70,7 +70,8 @@ class Job:
 
 @dataclass
 class Outcome:
-    """`shared[i]` are digests of replica i's shared strategy state after each step, `buffers[i]` after each round."""
+    """`shared[i]` are digests of replica i's shared strategy state after each step, `buffers[i]` after each round that
+    was applied where it was launched, as the last one is."""
 
     summary: dict[str, Any] = field(default_factory=dict)
     failure: str | None = None
@@ -133,7 +134,8 @@ def _train(job: Job, context: Context, outcome: Outcome) -> None:
         shared.append(digest_tensors(strategy_of(replica).shared_state().values()))
         if replica._flight is None and replica.rounds > over:  # applied, not only committed
             over = replica.rounds
-            buffers.append(digest_tensors(replica._state.buffers.all.values()))
+            if replica._state.buffers.alike:
+                buffers.append(digest_tensors(replica._state.buffers.all.values()))
         if job.watch is not None:
             job.watch(index, replica, model)
 
