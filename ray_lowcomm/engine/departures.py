@@ -60,8 +60,8 @@ def finished(fleet: FleetState, finished: m.Finished) -> None:
     else:
         fleet.finishing = fleet.finishing or fleet.steps_to_next() == 0  # a run that was at its end is gone on with
         early = not fleet.over and member.state in (*LIVE, MemberState.OUT)
-        # of one that missed the end there is nothing to compare
-        fleet.book.digests[member.index], member.state = None if early else finished.digest, MemberState.FINISHED
+        missed = early and fleet.steps_to_next() > 0  # of one that missed the end there is nothing to compare
+        fleet.book.digests[member.index], member.state = None if missed else finished.digest, MemberState.FINISHED
         if early:
             _returned_early(fleet, member, finished)
     losses.release(fleet, member)
