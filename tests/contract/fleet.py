@@ -141,7 +141,8 @@ def _train(job: Job, context: Context, outcome: Outcome) -> None:
 
 
 def check_consistent(outcome: Outcome) -> None:
-    """After every step all replicas have held the same shared state, and after every round the same buffers."""
+    """After every step all replicas have held the same shared state, and after rounds that are not late the same
+    buffers."""
     shared, buffers = list(outcome.shared.values()), list(outcome.buffers.values())
     assert all(digests == shared[0] for digests in shared)
     assert all(digests == buffers[0] for digests in buffers)
