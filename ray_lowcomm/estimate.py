@@ -38,7 +38,7 @@ from ray_lowcomm.strategies.gathered import Gathered
 from ray_lowcomm.strategies.residual import ResidualInBuffer
 from ray_lowcomm.strategies.sharded import Sharded
 
-PIECES_IN_FLIGHT = 4  # of a vector that is being averaged
+PARTS_AT_ONCE = 2  # of a vector that is being averaged: what comes, and what is added up
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def _room(layout: Layout, messages: list[Message], world: int) -> int:
     whole = sum(message.whole for message in messages)
     owned = vector // world if any(message.shards for message in messages) else 0
     copies = sum(message.copied for message in messages) * item
-    in_flight = PIECES_IN_FLIGHT * min(layout.numel, exchanged_at_once(layout.numel)) * item if dense else 0
+    in_flight = PARTS_AT_ONCE * min(layout.nbytes, exchanged_at_once(layout.nbytes)) if dense else 0
     return max(layout.nbytes, copies + dense + in_flight + vector + (world + 1) * packed + whole * item + owned)
 
 

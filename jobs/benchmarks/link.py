@@ -3,8 +3,10 @@
 Each host is a network namespace on this machine with a Ray node of its own (`links`), a replica on each. DDP, dense
 DiLoCo and topk_diloco (blocking, overlapped, and overlapped in fragments) take turns at each rate, each run a whole
 one. Utilisation is time in inner steps over wall time, after the first round; what the outer step computes is lost
-time. The bytes on the links are held against the run's own count, Ray's own traffic (measured with a model of 11 k
-parameters) left out; peak over mean traffic is in bins of a tenth of a round's inner steps, of the link with most.
+time. The share of the link that an exchange fills is that of the bytes that it must send, in what the link carries
+meanwhile; headers, some 6%, are not in it. The bytes on the links are held against the run's own count, Ray's own
+traffic (measured with a model of 11 k parameters) left out; peak over mean traffic is in bins of a tenth of a round's
+inner steps, of the link with most.
 
 `--step-s` sleeps in the place of forward and backward (the optimizer's step is done): cores are free then, and the
 ratio of compute to bytes can be that of a real cluster, which is said. By default topk_diloco's messages are large for
@@ -87,7 +89,7 @@ def run(options: argparse.Namespace, console: Console) -> tuple[Row, list[str]]:
 
         draw(rows, _figure_title(rows, bench, options), options.figure)
     ray = {f"{mbit:g}": asdict(own) for mbit, own in lone.items()}
-    return {"settings": settings, "rows": rows, "ray": ray}, problems(rows, bench.fragments)
+    return {"settings": settings, "rows": rows, "ray": ray}, problems(rows, bench.fragments, options.rtt_ms / 1e3)
 
 
 class Lab:
@@ -162,6 +164,7 @@ COLUMNS = (
     "step s",
     "round s",
     "exchange s",
+    "link filled",
     "outer s",
     "MB a round",
     "sent MB",
@@ -183,6 +186,7 @@ def _table(rows: list[Row], lone: Lone) -> Table:
             f"{row['step_s']:.3f}",
             f"{row['round_s']:.3f}",
             f"{row['exchange_s']:.3f}",
+            f"{row['link_filled']:.1%}",
             f"{row['outer_s']:.3f}",
             f"{row['wire_round'] / 1e6:.3f}",
             f"{row['wire_up'] / 1e6:.2f}",

@@ -23,6 +23,8 @@ LONES = tuple(  # two runs that exchange next to nothing, in few rounds and in m
 BLOCKING_FROM, BLOCKING_TO = 0.55, 0.65  # where the others are judged
 LEAST = {OVERLAPPED: 0.95, FRAGMENTS: 0.97}
 MOST_PEAK, LEDGER_WITHIN = 1.5, 0.05
+FILLED = ((0.90, 1e6, 20), (0.75, 2e5, 4))  # least share of a link, for messages of so many bytes and of what the link
+# carries in so many round trips: below that latency and a slow start count
 BINS = 10  # in the time of a round's inner steps
 MESSAGE_OF_1B, STEP_OF_1B = 23e6, 0.5  # bytes of a message of topk_diloco's defaults, seconds of a step
 
@@ -160,6 +162,7 @@ class Found:
     def add(self, done: Done, seen: Seen, lone: Lone, bench: Bench) -> Row:
         """One more; returns it."""
         run = measured(self.window, done, seen, lone, bench.inner_steps)
+        run |= filled(self.name, run["wire_up"] / len(done.rounds), run["exchange_s"], len(done.marks), self.mbit)
         self.runs.append(run | {"rounds": len(done.rounds), "rounds_due": bench.launches(self.name)})
         return self.runs[-1]
 
@@ -210,6 +213,13 @@ def measured(window: tuple[int, int], done: Done, seen: Seen, lone: Lone, inner_
     }
 
 
+def filled(name: str, sent: float, exchange_s: float, hosts: int, mbit: float) -> Row:
+    """Of an exchange in which each host must send so many bytes: `message`, the bytes that a replica exchanges, and
+    `link_filled`, the share that these bytes without headers are of what the link could carry meanwhile."""
+    each = 2 * (hosts - 1) / hosts if name in (DDP, DILOCO) else hosts - 1
+    return {"message": sent / each, "link_filled": sent / exchange_s / (mbit * 1e6 / 8)}
+
+
 def _trained(done: Done) -> tuple[float, float]:
     """When the first replica began to train, and the last one ended."""
     return min(marks.at[0] for marks in done.marks), max(marks.at[-1] for marks in done.marks)
@@ -234,7 +244,7 @@ def stands_for(wire_round: float, train_s: float, mbit: float, hosts: int, inner
     )
 
 
-def problems(rows: Sequence[Row], fragments: int) -> list[str]:
+def problems(rows: Sequence[Row], fragments: int, rtt_s: float) -> list[str]:
     """What does not hold of the limits."""
     wrong = [
         f"{_place(row)}: {row['ledger_off']:.1%} between the links' bytes and the run's own, not at most "
@@ -247,6 +257,12 @@ def problems(rows: Sequence[Row], fragments: int) -> list[str]:
         for row in rows
         if row["rounds"] != row["rounds_due"]
     ]
+    wrong += [
+        f"{_place(row)}: {row['link_filled']:.1%} of the link filled by messages of {row['message'] / 1e6:.2f} MB, "
+        f"not at least {least:.0%}"
+        for row in rows
+        if row["link_filled"] < (least := _least_filled(row, rtt_s))
+    ]
     for row in _judged(rows):
         least = LEAST[row["strategy"]]
         if row["utilisation"] < least:
@@ -255,6 +271,12 @@ def problems(rows: Sequence[Row], fragments: int) -> list[str]:
             peak = f"{row['peak_over_mean']:.2f} times its mean at the peak, not at most {MOST_PEAK}"
             wrong.append(f"{_place(row)}: traffic is {peak}, in {fragments} fragments")
     return wrong
+
+
+def _least_filled(row: Row, rtt_s: float) -> float:
+    round_trip = row["mbit"] * 1e6 / 8 * rtt_s
+    shares = (share for share, size, trips in FILLED if row["message"] >= max(size, trips * round_trip))
+    return max(shares, default=0.0)
 
 
 def unjudged(rows: Sequence[Row]) -> str:

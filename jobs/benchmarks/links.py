@@ -2,7 +2,8 @@
 
 Host i is a namespace with one interface, eth0, whose other end is in a router, a namespace as well. Nothing is made in
 the machine's own namespace, so hosts reach each other and nothing else. A token bucket at both ends of a host's link
-gives each direction the full rate; the router holds each packet for half of the round-trip time (`links_delay`). Names
+gives each direction the full rate; the router holds each packet for half of the round-trip time (`links_delay`). The
+hosts' TCP has cubic's congestion control, or reno's where namespaces may not have that, whatever the machine has. Names
 hold the process id, so that several can be there at a time; only what is in one's own namespaces is ended.
 
 Needs root, iproute2 and iptables: `lacking` says what is not there.
@@ -28,6 +29,8 @@ from ray_lowcomm.core.errors import FleetError
 TOOLS = ("ip", "tc", "iptables")
 FRAME = 1514  # bytes of the longest packet with its Ethernet header
 HEADERS = 66  # of these, Ethernet, IP and TCP with timestamps
+CONGESTION = ("reno", "cubic")  # the last that may be set; cubic is what most hosts have
+CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
 STARTS_S, ENDS_S = 20.0, 5.0
 MOST_HOSTS = 200
 
@@ -216,6 +219,10 @@ class Links:
         _do(f"ip -n {name} addr add {self.address(host)}/24 dev eth0")
         _do(f"ip -n {name} link set eth0 up")
         _do(f"ip -n {name} route add default via 10.77.{host}.1")
+        _do(
+            f"ip netns exec {name} sh -c",
+            f"for name in {' '.join(CONGESTION)}; do echo $name > {CONTROL}; done 2>&1; :",
+        )
         queue = f"-o {port} -j NFQUEUE --queue-num {host}"
         _do(f"ip netns exec {router} iptables -w -t mangle -A FORWARD {queue}")
 

@@ -1,18 +1,25 @@
 """How dense tensors of several replicas become one: the same arithmetic whatever the transport."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 PIECE = 1 << 20  # elements that are added up at once
-PIECES, MOST = 24, 16  # in which a large vector is exchanged; of at most so many times PIECE elements
+LEAST_AT_ONCE, MOST_AT_ONCE, SHARE = 4 << 20, 64 << 20, 24
 
 
-def exchanged_at_once(numel: int) -> int:
-    """Elements of a vector [numel] that members exchange at once: a small part of a large one, and enough to keep a
-    link busy."""
-    return min(max(PIECE, numel // PIECES), MOST * PIECE)
+def exchanged_at_once(nbytes: int) -> int:
+    """Bytes of a vector of so many that are on their way to a member at once: a small part of a large one, and enough
+    to keep a link busy."""
+    return min(max(LEAST_AT_ONCE, nbytes // SHARE), MOST_AT_ONCE)
+
+
+def shard_bounds(numel: int, world: int) -> list[tuple[int, int]]:
+    """(first, end) of each rank's shard of a vector [n]; they differ by one element at most."""
+    edges = [numel * rank // world for rank in range(world + 1)]
+    return list(pairwise(edges))
 
 
 def weighted_sum(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from ray_lowcomm.core.payload import Payload, Step
+from ray_lowcomm.engine.combine import shard_bounds
 from ray_lowcomm.engine.messages import Answer, Bytes, Plan, Request
 
 KINDS = ("up", "down", "buffer", "wire_up", "wire_down")
@@ -89,23 +90,25 @@ class Transport(Protocol):
 def bytes_moved(plan: Plan, payloads: Sequence[tuple[str, Payload]], member: int) -> Bytes:
     """What one attempt hands to and takes from the transport, and what its schedule makes cross the wire.
 
-    For W members and a payload of S bytes: mean 2·S·(W−1)/W each way on the wire (all-to-all of shards, then
-    all-gather); gather (W−1)·S each way, S the largest message (shorter ones are padded, and the padding counts); first
-    S·(W−1) out of the lowest rank and S into every other. What is sent in shards is counted as it goes: `Attempt`.
+    For W members and a payload of S bytes: mean 2·S·(W−1)/W each way on the wire (shards to their owners, then the sums
+    to all; an element more or less where S does not divide); gather W−1 times the own message out, and the others' in;
+    first S·(W−1) out of the lowest rank and S into every other. What is sent in shards is counted as it goes:
+    `Attempt`.
     """
     world, rank = len(plan.members), plan.rank(member)
     total = dict.fromkeys(KINDS, 0)
     if world == 1:
         return total
     for op, payload in payloads:
-        size = max(plan.sizes[op])
+        size = plan.sizes[op][rank]
         if payload.combine == "mean":
-            shard = -(-payload.data.numel() // world) * payload.data.element_size()
+            first, end = shard_bounds(payload.data.numel(), world)[rank]
+            own = (end - first) * payload.data.element_size()
             up = down = size
-            wire_up = wire_down = 2 * shard * (world - 1)
+            wire_up = wire_down = (size - own) + own * (world - 1)
         elif payload.combine == "gather":
-            up, down = size, (world - 1) * size
-            wire_up = wire_down = (world - 1) * size
+            up, down = size, sum(plan.sizes[op]) - size
+            wire_up, wire_down = (world - 1) * size, down
         else:
             up, down = (size, 0) if rank == 0 else (0, size)
             wire_up, wire_down = (size * (world - 1), 0) if rank == 0 else (0, size)

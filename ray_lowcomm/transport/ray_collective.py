@@ -7,13 +7,11 @@ store of its rank 0, so any membership can form a group beside others, with a ti
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
-import torch
 import torch.distributed as dist
 from ray.util import collective
 from ray.util.collective import types
@@ -22,14 +20,15 @@ from ray.util.collective.collective_group.base_collective_group import BaseGroup
 from torch import Tensor
 
 from ray_lowcomm.core.errors import ExchangeError
-from ray_lowcomm.core.staging import to_device, to_host
-from ray_lowcomm.engine.combine import exchanged_at_once, weighted_sum, weighted_sum_
+from ray_lowcomm.engine.combine import weighted_sum_
+from ray_lowcomm.transport.collectives import Collectives
+from ray_lowcomm.transport.lanes import Lanes
+from ray_lowcomm.transport.pairs import Pairs
 
 BACKEND = "LOWCOMM"
 POLL_S = 0.02
 ASK_S = 0.5
-GATHERED = 1 << 22  # bytes of a message that are gathered at once
-OPERATIONS = 2  # timeouts that an exchange of one payload may take: all-to-all and all-gather
+Result = TypeVar("Result")
 _REDUCE: dict[Any, Any] = {
     types.ReduceOp.SUM: dist.ReduceOp.SUM,
     types.ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
@@ -52,18 +51,24 @@ class Rendezvous:
     nccl: bool = False
 
 
-class Pending:
-    """An operation in flight; `wait` returns its result or raises ExchangeError at the group's timeout."""
+class Exchanges(Protocol):
+    """What a process group is asked for. One at a time, and none after an error."""
 
-    def __init__(self, group: "LowCommGroup", work: Any, result: Callable[[], Any]) -> None:
-        self._group, self._work, self._result = group, work, result
+    def mean(self, flat: Tensor, weights: Sequence[float]) -> None:
+        """Weighted sum in rank order, written over `flat` [n], contiguous."""
+        ...
 
-    def wait(self) -> Any:
-        """The result."""
-        with self._group.destroyed_on_error():
-            if self._work is not None:
-                self._work.wait()
-            return self._result()
+    def gather(self, message: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """All members' messages, uint8 of these sizes, in rank order."""
+        ...
+
+    def swap(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Part w, uint8 [bytes] on the CPU, to rank w; what this rank was sent, in rank order."""
+        ...
+
+    def forget(self) -> None:
+        """Hold nothing of the process group any more."""
+        ...
 
 
 class LowCommGroup(BaseGroup):
@@ -79,12 +84,12 @@ class LowCommGroup(BaseGroup):
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
         meeting = self.rendezvous.pop(group_name)
-        self._nccl = meeting.nccl
-        self._timeout_s = meeting.timeout_s
         self._pg: Any = None
+        self._exchanges: Exchanges | None = None
         if world_size > 1:
             with self.destroyed_on_error():
                 self._pg = _form(world_size, rank, group_name, meeting)
+                self._exchanges = _exchanges(self._pg, rank, world_size, meeting)
 
     @classmethod
     def backend(cls) -> str:
@@ -98,9 +103,11 @@ class LowCommGroup(BaseGroup):
 
     def destroy_group(self) -> None:
         """Close all connections; the other members' operations fail at once. May be called twice."""
+        if self._exchanges is not None:
+            self._exchanges.forget()  # or connections would live on with the operations on them
         if self._pg is not None:
             self._pg.abort()
-        self._pg = None
+        self._pg = self._exchanges = None
 
     def destroyed_on_error(self) -> "_DestroyedOnError":
         """Context in which any error destroys the group and comes out as ExchangeError."""
@@ -108,49 +115,29 @@ class LowCommGroup(BaseGroup):
 
     # ---- what the exchange uses -----------------------------------------------------------------------------------
 
-    def mean(self, flat: Tensor, weights: tuple[float, ...]) -> Pending:
+    def mean(self, flat: Tensor, weights: tuple[float, ...]) -> Tensor:
         """Weighted sum in rank order, equal to the bit on all members, of a floating vector [n], contiguous, which it
-        takes the place of: after an error the vector holds some of both.
-
-        All-to-all of shards, sum of each at its owner, all-gather: a ring's volume, 2·(W−1)/W of the vector each way.
-        It goes piece by piece, and what belongs to the next piece is sent meanwhile.
-        """
+        takes the place of: after an error the vector holds some of both."""
         if self.world_size == 1:
-            return Pending(self, None, lambda: self._alone(flat, weights))
-        return Pending(self, None, lambda: self._mean(flat, weights))
+            weighted_sum_(flat, [flat], weights)
+        else:
+            self._exchange(lambda exchanges: exchanges.mean(flat, weights))
+        return flat
 
-    def gather(self, message: Tensor, sizes: tuple[int, ...]) -> Pending:
-        """All members' messages, uint8, in rank order. gloo gathers equal sizes only: shorter ones travel padded."""
+    def gather(self, message: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+        """All members' messages, uint8 of these sizes, in rank order."""
         if self.world_size == 1:
-            return Pending(self, None, lambda: (message,))
-        return Pending(self, None, lambda: self._gather(message, sizes))
+            return (message,)
+        return tuple(self._exchange(lambda exchanges: exchanges.gather(message, sizes)))
 
-    def first(self, message: Tensor) -> Pending:
-        """The message, uint8, of rank 0."""
-        if self.world_size == 1:
-            return Pending(self, None, lambda: message)
-        held = self._staged(message.clone())
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
-        work = self._start(lambda pg: pg.broadcast([held], options))
-        return Pending(self, work, lambda: held.to(message.device))
+    def first(self, message: Tensor) -> Tensor:
+        """The message, uint8, equally long on all members, of rank 0."""
+        sizes = [len(message)] + [0] * (self.world_size - 1)
+        return self.gather(message if self.rank == 0 else message[:0], sizes)[0]
 
     def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Part w, uint8 [bytes] on the CPU, to rank w; what this rank was sent, in rank order. Sizes go ahead."""
-        if self.world_size == 1:
-            return list(parts)
-        rank = self.rank
-        given = [0 if i == rank else len(part) for i, part in enumerate(parts)]
-        sizes = self._staged(torch.tensor(given))
-        theirs = torch.empty_like(sizes)
-        self._finish(lambda pg: pg.alltoall_base(theirs, sizes, [], []))
-        taken = theirs.tolist()
-        sent = self._staged(torch.cat([part for i, part in enumerate(parts) if i != rank]))
-        received = sent.new_empty(sum(taken))
-        self._finish(lambda pg: pg.alltoall_base(received, sent, taken, given))
-        pieces = list(to_host(received).split(taken))
-        pieces[rank] = parts[rank]
-        return pieces
+        return list(parts) if self.world_size == 1 else self._exchange(lambda exchanges: exchanges.swap(parts))
 
     # ---- what ray.util.collective promises ------------------------------------------------------------------------
 
@@ -201,81 +188,19 @@ class LowCommGroup(BaseGroup):
 
     # ---- inside ---------------------------------------------------------------------------------------------------
 
-    def _mean(self, flat: Tensor, weights: tuple[float, ...]) -> Tensor:
-        pieces = [piece for piece in torch.split(flat, self._piece(flat.numel())) if piece.numel()]
-        ahead = deque(self._scatter(piece) for piece in pieces[:1])
-        until = time.monotonic() + OPERATIONS * self._timeout_s
-        for number, piece in enumerate(pieces):
-            ahead.extend(self._scatter(following) for following in pieces[number + 1 : number + 2])
-            _, shards, work = ahead.popleft()
-            work.wait()
-            own = weighted_sum(shards, weights)
-            self._collect(piece, own)
-            self._must_be_in_time(until)
-        return flat
-
-    def _alone(self, flat: Tensor, weights: tuple[float, ...]) -> Tensor:
-        weighted_sum_(flat, [flat], weights)
-        return flat
-
-    def _piece(self, numel: int) -> int:
-        """Elements of a piece: a multiple of the number of members."""
-        return -(-exchanged_at_once(numel) // self.world_size) * self.world_size
-
-    def _scatter(self, piece: Tensor) -> tuple[Tensor, list[Tensor], Any]:
-        """Send each rank its shard of the piece: (what is sent, what will have come, the operation)."""
-        shard = -(-piece.numel() // self.world_size)
-        padding = shard * self.world_size - piece.numel()
-        sent = self._staged(torch.cat([piece, piece.new_zeros(padding)]) if padding else piece)
-        shards = torch.empty_like(sent)
-        work = self._start(lambda pg: pg.alltoall_base(shards, sent, [], []))
-        return sent, list(shards.view(self.world_size, shard)), work
-
-    def _collect(self, piece: Tensor, own: Tensor) -> None:
-        """Put the shards of all ranks in the place of the piece."""
-        places = torch.split(piece, len(own))
-        whole = len(places) == self.world_size and len(places[-1]) == len(own) and piece.device == own.device
-        parts = self._parts_of_all(own, list(places) if whole else None)
-        for place, part in zip(places, () if whole else parts, strict=False):
-            place.copy_(to_device(part, piece.device)[: len(place)])
-
-    def _gather(self, message: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-        received = [message if rank == self.rank else message.new_empty(size) for rank, size in enumerate(sizes)]
-        until = time.monotonic() + OPERATIONS * self._timeout_s
-        for start in range(0, max(sizes), GATHERED):
-            length = min(GATHERED, max(sizes) - start)
-            piece = message[start : start + length]
-            padded = torch.cat([piece, piece.new_zeros(length - len(piece))]) if len(piece) < length else piece
-            for rank, part in enumerate(self._parts_of_all(self._staged(padded))):
-                if rank != self.rank:
-                    place = received[rank][start : start + length]
-                    place.copy_(part[: len(place)])
-            self._must_be_in_time(until)
-        return tuple(received)
-
-    def _parts_of_all(self, own: Tensor, parts: list[Tensor] | None = None) -> list[Tensor]:
-        """Tensors of equal shape in rank order, in `parts` if given."""
-        into = [torch.empty_like(own) for _ in range(self.world_size)] if parts is None else parts
-        self._start(lambda pg: pg.allgather([into], [own])).wait()
-        return into
-
-    def _must_be_in_time(self, until: float) -> None:
-        if time.monotonic() > until:
-            raise ExchangeError(f"the exchange was not through after {OPERATIONS * self._timeout_s:.0f} s")
-
-    def _start(self, operation: Callable[[Any], Any]) -> Any:
+    def _exchange(self, operation: Callable[[Exchanges], Result]) -> Result:
         with self.destroyed_on_error():
-            if self._pg is None:
-                raise ExchangeError(f"group {self.group_name} has been destroyed")
-            return operation(self._pg)
+            return operation(self._there(self._exchanges))
 
     def _finish(self, operation: Callable[[Any], Any]) -> None:
         if self.world_size > 1:
-            Pending(self, self._start(operation), lambda: None).wait()
+            with self.destroyed_on_error():
+                operation(self._there(self._pg)).wait()
 
-    def _staged(self, tensor: Tensor) -> Tensor:
-        """Where the process group can take it: gloo works on the CPU, NCCL on the GPU."""
-        return (to_device(tensor, "cuda") if self._nccl else to_host(tensor)).contiguous()
+    def _there(self, what: Result | None) -> Result:
+        if what is None:
+            raise ExchangeError(f"group {self.group_name} has been destroyed")
+        return what
 
 
 class _DestroyedOnError:
@@ -295,6 +220,12 @@ class _DestroyedOnError:
 
 def _op_of(options: Any) -> Any:
     return getattr(options, "reduceOp", types.ReduceOp.SUM)
+
+
+def _exchanges(pg: Any, rank: int, world: int, meeting: Rendezvous) -> Exchanges:
+    if meeting.nccl:
+        return Collectives(pg, rank, world, meeting.timeout_s)
+    return Pairs(Lanes(pg, rank, world, meeting.timeout_s))
 
 
 def _form(world: int, rank: int, name: str, meeting: Rendezvous) -> Any:

@@ -130,12 +130,10 @@ class RayTransport:
         with self._left_on_error():
             group = self._group_of(plan)
             if isinstance(step, Gather):
-                gathered: tuple[Tensor, ...] = group.gather(step.message, step.sizes).wait()
-                return gathered
+                return group.gather(step.message, step.sizes)
             if isinstance(step, Swap):
                 return tuple(group.all_to_all(step.parts))
-            pending = group.mean(step.vector, plan.weights) if isinstance(step, Mean) else group.first(step.message)
-            return (pending.wait(),)
+            return (group.mean(step.vector, plan.weights) if isinstance(step, Mean) else group.first(step.message),)
 
     @contextmanager
     def _left_on_error(self) -> Iterator[None]:

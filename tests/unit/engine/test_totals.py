@@ -215,18 +215,20 @@ def test_mean_of_100_floats_over_4():
     assert moved("mean", [400] * 4, 1, torch.zeros(100)) == numbers(400, 400, 600, 600)
 
 
-def test_mean_that_does_not_divide_pads_the_shards():
-    # 10 floats over 3: shards of 4 floats = 16 bytes
-    assert moved("mean", [40] * 3, 0, torch.zeros(10)) == numbers(40, 40, 64, 64)
+def test_mean_that_does_not_divide_has_shards_of_unequal_size():
+    # 10 floats over 3: shards of 3, 3 and 4 floats; the others' out and its own sum to two, and as much in
+    assert moved("mean", [40] * 3, 0, torch.zeros(10)) == numbers(40, 40, 28 + 24, 28 + 24)
+    assert moved("mean", [40] * 3, 2, torch.zeros(10)) == numbers(40, 40, 24 + 32, 24 + 32)
 
 
 def test_mean_of_doubles():
     assert moved("mean", [80] * 2, 0, torch.zeros(10, dtype=torch.float64)) == numbers(80, 80, 80, 80)
 
 
-def test_gather_pads_to_the_longest_and_counts_it():
+def test_gather_sends_each_message_as_long_as_it_is():
     data = torch.zeros(90, dtype=torch.uint8)
-    assert moved("gather", [100, 90, 80], 1, data) == numbers(100, 200, 200, 200)
+    assert moved("gather", [100, 90, 80], 1, data) == numbers(90, 180, 180, 180)
+    assert moved("gather", [100, 90, 80], 2, data) == numbers(80, 190, 160, 190)
 
 
 def test_first_goes_from_the_lowest_rank_to_all():

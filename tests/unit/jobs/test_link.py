@@ -164,6 +164,8 @@ def test_what_is_made_of_a_run():
     assert row["ledger_off"] == pytest.approx(0.01)
     assert row["peak_over_mean"] == pytest.approx(1.0)
     assert (row["runs"], row["parameters"]) == (1, 50)
+    assert row["message"] == 5000  # to one other host
+    assert row["link_filled"] == pytest.approx(5000 / 3.0 / 2.5e6)
 
 
 def test_of_several_runs_the_mean_counts_and_of_peaks_the_worst():
@@ -208,32 +210,57 @@ def row(strategy, used, mbit=20.0, peak=1.2, off=0.01):
         "parameters": 10**6,
         "rounds": 5.0,
         "rounds_due": 5,
+        "message": 1e4,
+        "link_filled": 0.5,
     }
 
 
 def test_what_overlaps_is_judged_where_blocking_is_within_its_range():
     good = [row("topk_diloco", 0.6), row(OVERLAPPED, 0.95), row(FRAGMENTS, 0.97, peak=1.5)]
-    assert link_rows.problems(good, 8) == []
+    assert link_rows.problems(good, 8, 0.02) == []
     assert link_rows.unjudged(good) == ""
     bad = [row("topk_diloco", 0.6), row(OVERLAPPED, 0.949), row(FRAGMENTS, 0.969, peak=1.51)]
-    assert link_rows.problems(bad, 8) == [
+    assert link_rows.problems(bad, 8, 0.02) == [
         "overlapped at 20 Mbit/s: 94.9% utilised, not at least 95%",
         "fragments at 20 Mbit/s: 96.9% utilised, not at least 97%",
         "fragments at 20 Mbit/s: traffic is 1.51 times its mean at the peak, not at most 1.5, in 8 fragments",
     ]
-    assert link_rows.problems([row("topk_diloco", 0.66), *bad[1:]], 8) == []
-    assert link_rows.problems([row("topk_diloco", 0.6, mbit=5.0), *bad[1:]], 8) == []
+    assert link_rows.problems([row("topk_diloco", 0.66), *bad[1:]], 8, 0.02) == []
+    assert link_rows.problems([row("topk_diloco", 0.6, mbit=5.0), *bad[1:]], 8, 0.02) == []
     assert "it is 66% at 20" in link_rows.unjudged([row("topk_diloco", 0.66), *bad[1:]])
     assert link_rows.unjudged([row("topk_diloco", 0.66)]) == ""
 
 
 def test_the_ledger_is_judged_everywhere():
-    (said,) = link_rows.problems([row(DDP, 0.01, off=0.051), row(DILOCO, 0.1, off=0.05)], 8)
+    (said,) = link_rows.problems([row(DDP, 0.01, off=0.051), row(DILOCO, 0.1, off=0.05)], 8, 0.02)
     assert said == "ddp at 20 Mbit/s: 5.1% between the links' bytes and the run's own, not at most 5%"
 
 
+def test_a_gather_sends_its_message_to_all_others_and_a_mean_its_shards_twice():
+    assert link_rows.filled("topk_diloco", 3e6, 1.5, 4, 20.0) == {"message": 1e6, "link_filled": pytest.approx(0.8)}
+    assert link_rows.filled(DILOCO, 3e6, 1.5, 4, 20.0) == {"message": 2e6, "link_filled": pytest.approx(0.8)}
+    assert link_rows.filled(DDP, 3e6, 1.0, 2, 100.0) == {"message": 3e6, "link_filled": pytest.approx(0.24)}
+
+
+def test_the_link_must_be_filled_where_messages_are_large_for_it():
+    def said(message, filled, mbit=20.0, rtt_s=0.02):
+        return link_rows.problems([row(DILOCO, 0.5, mbit) | {"message": message, "link_filled": filled}], 8, rtt_s)
+
+    assert said(1e6, 0.9) == said(0.99e6, 0.75) == said(2e5, 0.75) == said(1.99e5, 0.1) == []
+    assert said(1e6, 0.899) == [
+        "diloco at 20 Mbit/s: 89.9% of the link filled by messages of 1.00 MB, not at least 90%"
+    ]
+    assert said(2e5, 0.749) == [
+        "diloco at 20 Mbit/s: 74.9% of the link filled by messages of 0.20 MB, not at least 75%"
+    ]
+    # five times as much is on its way: 1 MB is 4 round trips
+    assert said(1e6, 0.75, mbit=100.0) == said(1e6, 0.75, rtt_s=0.1) == []
+    assert len(said(1e6, 0.74, mbit=100.0)) == len(said(5e6, 0.89, mbit=100.0)) == 1
+    assert said(5e4, 0.1, mbit=5.0) == []
+
+
 def test_rounds_that_were_not_launched_are_noticed():
-    (said,) = link_rows.problems([row(OVERLAPPED, 0.99) | {"rounds": 2.5}], 8)
+    (said,) = link_rows.problems([row(OVERLAPPED, 0.99) | {"rounds": 2.5}], 8, 0.02)
     assert said == "overlapped at 20 Mbit/s: 2.5 rounds, where 5 are due in as many steps"
 
 

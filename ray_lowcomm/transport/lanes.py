@@ -1,0 +1,125 @@
+"""What goes between one member and all others at once, over the sends and receives of a gloo process group.
+
+gloo sends only what the other side has posted a receive for, and hears of that half a round trip later. So a receive is
+always posted for the head of what each member sends next: an exchange begins with data, not with a request for it.
+
+Where a member dies gloo tells those who wait for pieces that have not begun to come, and not who waits for the one that
+has. So a mark of one byte follows each piece, and is waited for first.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ray_lowcomm.core.digest import tensor_bytes
+from ray_lowcomm.core.errors import ExchangeError
+from ray_lowcomm.core.staging import to_device
+from ray_lowcomm.transport.deadline import Deadline
+
+DEPTH = 8  # pieces from each other member that are awaited at a time
+HEAD = 1 << 16  # most bytes of a head
+AHEAD = 2  # heads from each other member that may come: an exchange often follows another at once
+HEADS, BODIES, SUMS = 1, 2, 3  # tags: what a pair sends under one of them comes in that order
+MARKS = 3  # added to the tag of a piece: that of the mark behind it
+
+Key = tuple[str, int]
+
+
+class Lanes:
+    """The lanes of one member to the W - 1 others. What is posted is waited for under its key, in any order of keys.
+
+    Once an exchange has failed, `forget`: gloo closes a connection only when nothing that was posted is held any more,
+    and the others wait until it does.
+    """
+
+    def __init__(self, pg: Any, rank: int, world: int, timeout_s: float) -> None:
+        self.rank, self.world = rank, world
+        self.others = [(rank + i) % world for i in range(1, world)]
+        self._pg, self._timeout_s = pg, timeout_s
+        self.begin()
+        self._works: dict[Key, list[Any]] = defaultdict(list)
+        self._staged: dict[Key, list[tuple[Tensor, Tensor]]] = defaultdict(list)  # (received, place)
+        self._heads_due: dict[Key, list[tuple[int, Tensor]]] = defaultdict(list)  # (source, place)
+        self._heads: dict[int, deque[Tensor]] = {other: deque() for other in self.others}
+        for other in self.others * AHEAD:
+            self._await_head(other, torch.empty(HEAD, dtype=torch.uint8))
+
+    def forget(self) -> None:
+        """Hold nothing of the process group any more."""
+        self._works.clear()
+        self._pg = None
+
+    def begin(self) -> None:
+        """An exchange begins, and its deadline."""
+        self._deadline = Deadline(self._timeout_s)
+
+    def send(self, key: Key, piece: Tensor, to: int, tag: int) -> None:
+        """Post a piece on the CPU, contiguous, that does not change until `key` has been waited for."""
+        if piece.numel():
+            self._post(key, "send", to, tag, tensor_bytes(piece), torch.empty(1, dtype=torch.uint8))
+
+    def receive(self, key: Key, place: Tensor, source: int, tag: int) -> None:
+        """The next piece under this tag goes into `place`, contiguous: it is there once `key` has been waited for."""
+        if not place.numel():
+            return
+        if tag == HEADS:
+            self._heads_due[key].append((source, place))
+            return
+        into = place if place.device.type == "cpu" else torch.empty(place.shape, dtype=place.dtype)
+        if into is not place:
+            self._staged[key].append((into, place))
+        self._receive(key, into.view(torch.uint8), source, tag)
+
+    def head(self, source: int) -> Tensor:
+        """The head that this member has sent, uint8 [HEAD]; of a shorter one the rest is arbitrary."""
+        for _ in range(2):  # its mark, and it
+            self._works["head", source].pop(0).wait()
+        self._deadline.check()
+        room = self._heads[source].popleft()
+        head = room.clone()
+        self._await_head(source, room)
+        return head
+
+    def wait(self, key: Key) -> None:
+        """For all that was posted under this key.
+
+        Raises:
+            ExchangeError: the exchange takes too long as a whole.
+            RuntimeError: from gloo.
+        """
+        while self._works[key]:
+            self._works[key].pop(0).wait()  # held by no variable: see `forget`
+        del self._works[key]
+        for received, place in self._staged.pop(key, []):
+            place.copy_(to_device(received, place.device))
+        for source, place in self._heads_due.pop(key, []):
+            received = self.head(source)[: place.numel() * place.element_size()].view(place.dtype)
+            place.copy_(to_device(received, place.device))
+        self._deadline.check()
+
+    def _await_head(self, source: int, room: Tensor) -> None:
+        self._heads[source].append(room)
+        self._receive(("head", source), room, source, HEADS)
+
+    def _receive(self, key: Key, into: Tensor, source: int, tag: int) -> None:
+        self._post(key, "recv", source, tag, into, torch.empty(1, dtype=torch.uint8))
+        works = self._works[key]
+        works[-2:] = works[-1], works[-2]  # without a variable for either: see `forget`
+
+    def _post(self, key: Key, what: str, peer: int, tag: int, piece: Tensor, mark: Tensor) -> None:
+        if self._pg is None:
+            raise ExchangeError("the group has been destroyed")
+        self._works[key].append(getattr(self._pg, what)([piece], peer, tag))
+        self._works[key].append(getattr(self._pg, what)([mark], peer, tag + MARKS))
+
+
+def pipeline(count: int, *stages: Callable[[int], None]) -> None:
+    """Each stage for each of `count` pieces, in order; a piece is in a stage `DEPTH` pieces later than in the one
+    before."""
+    for step in range(count + DEPTH * (len(stages) - 1)):
+        for index, stage in enumerate(stages):
+            if 0 <= step - DEPTH * index < count:
+                stage(step - DEPTH * index)
