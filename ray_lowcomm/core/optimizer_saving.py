@@ -70,9 +70,10 @@ class OptimizerState:
         for group, values in zip(self._optimizers.param_groups, settings, strict=True):
             _set(group, values)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All of it as named tensors, which are not copied."""
-        return pack([self._saved(i, optimizer) for i, optimizer in enumerate(self._optimizers)], PACKED)
+    def tensors(self, moments: bool = True) -> dict[str, Tensor]:
+        """All of it as named tensors, which are not copied. Without `moments` nothing of what it keeps for parameters:
+        who loads that begins with none."""
+        return pack([self._saved(i, optimizer, moments) for i, optimizer in enumerate(self._optimizers)], PACKED)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what `tensors` returned, in this process or another; no memory is shared with it.
@@ -89,10 +90,11 @@ class OptimizerState:
             else:
                 self._load(number, optimizer, state)
 
-    def _saved(self, number: int, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    def _saved(self, number: int, optimizer: torch.optim.Optimizer, moments: bool) -> dict[str, Any]:
         if _saves_itself(optimizer):
             return {"whole": optimizer.state_dict()}
-        of_parameters = {self._names[p]: s for p, s in optimizer.state.items() if isinstance(p, nn.Parameter) and s}
+        state = optimizer.state if moments else {}
+        of_parameters = {self._names[p]: s for p, s in state.items() if isinstance(p, nn.Parameter) and s}
         groups = zip(optimizer.param_groups, self._settings[number], strict=False)
         return {
             "held": [[self._names[p] for p in group["params"]] for group in optimizer.param_groups],

@@ -251,9 +251,13 @@ class FleetSettings:
 
     `collective`: gloo (CPU staging, any network) or nccl (GPUs in one place). `deadline_s` bounds one exchange;
     `hang_s` is how long a round waits for a replica that is alive but does not arrive; `start_s` how long a run waits
-    for its first members. With `quorum` (a count) and `straggler: drop` a round closes `grace_s` after the quorum has
-    arrived; who is late starts again from the shared state and its steps are counted as lost. `max_failures` is the
-    number of deaths of one replica without a committed round in between.
+    for its first members. With `quorum` (a count) a round closes `grace_s` after the quorum has arrived, and goes on
+    without who is late. `straggler`: what becomes of such a replica, and of one that does not answer for a while.
+    `catch_up`: it keeps its work, follows what it has missed and sends all with its next message, if that is not more
+    than `keep_rounds` rounds; `drop`: it starts again from the shared state, and its steps are counted as lost; `wait`:
+    rounds wait for it. Default: `catch_up` where the strategy can. `joiner_moments`: a replica that joins has the inner
+    optimizer's state of another (`donor`) or begins with none (`zero`), which is half as many bytes. `max_failures` is
+    the number of deaths of one replica without a committed round in between.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -271,7 +275,9 @@ class FleetSettings:
     deadline_s: float = 60.0
     hang_s: float = 600.0
     start_s: float = 300.0
-    straggler: Literal["wait", "drop"] = "wait"
+    straggler: Literal["wait", "drop", "catch_up"] | None = None
+    keep_rounds: int = 4
+    joiner_moments: Literal["donor", "zero"] = "donor"
     max_retries: int = 5
     max_failures: int = 5
 
@@ -279,12 +285,14 @@ class FleetSettings:
         choices("fleet", self)
         object.__setattr__(self, "replicas", _replicas(self.replicas))
         positive("fleet", self, "threads_per_replica", "deadline_s", "hang_s", "start_s", "max_failures")
-        positive("fleet", self, "quorum")
+        positive("fleet", self, "quorum", "keep_rounds")
         not_negative("fleet", self, "grace_s", "max_retries")
         if self.quorum is not None and self.quorum > self.max_replicas:
             raise SettingError("fleet.quorum", self.quorum, f"must be at most fleet.replicas = {self.max_replicas}")
-        if (self.straggler == "drop") != (self.quorum is not None):
-            raise SettingError("fleet.quorum", self.quorum, "goes together with fleet.straggler: drop")
+        if self.straggler == "drop" and self.quorum is None:
+            raise SettingError("fleet.straggler", "drop", "needs fleet.quorum: how many a round waits for")
+        if self.straggler == "wait" and self.quorum is not None:
+            raise SettingError("fleet.quorum", self.quorum, "needs fleet.straggler: catch_up or drop")
         if self.threads_per_replica > 1024:
             raise SettingError("fleet.threads_per_replica", self.threads_per_replica, "must be at most 1024")
         for name, amount in self.resources_per_replica.items():

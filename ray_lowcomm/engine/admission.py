@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 from ray_lowcomm.core.wording import option
-from ray_lowcomm.engine import answers, losses, rejections
+from ray_lowcomm.engine import answers, losses, rejections, serving
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.fleet_state import FleetState
-from ray_lowcomm.engine.membership import LIVE, Member, MemberState
+from ray_lowcomm.engine.membership import AWAY, LIVE, Member, MemberState
 
 
 def join(fleet: FleetState, join: m.Join) -> None:
@@ -58,27 +58,11 @@ def begin(fleet: FleetState) -> None:
     _begin(fleet, members, holders)
 
 
-def offer(fleet: FleetState, offer: m.Offer) -> None:
-    """A donor has made its state available: whoever still waits for it may begin."""
-    fleet.note(offer)
-    for index in offer.joiners:
-        member = fleet.members[index]
-        waits = member.state is MemberState.FETCHING and member.donor == offer.member
-        if not waits or offer.round != fleet.round:
-            continue
-        fleet.book.count_state_transfer(offer.member, index, offer.nbytes)
-        if fleet.round:
-            fleet.book.totals.replicas_joined += 1
-            joined = f"replica {index} joins with the state of replica {offer.member}"
-            fleet.notice(f"round {fleet.round + 1}: {joined}")
-        _welcome(fleet, member, state=offer.state)
-
-
 def deal(fleet: FleetState, members: list[Member]) -> tuple[int, ...]:
     """Who shares the data from here on: in a fleet of a fixed size all, so that who comes back has what it had."""
     settings = fleet.plan.fleet
     if settings.elastic and members:
-        return tuple(sorted(x.index for x in members))
+        return tuple(sorted({x.index for x in (*members, *fleet.in_state(*AWAY))}))
     return tuple(range(settings.max_replicas))
 
 
@@ -123,13 +107,14 @@ def _begin(fleet: FleetState, members: list[Member], holders: list[Member]) -> N
         others = [x for x in members if x.digest != first.digest and fleet.plan.restore is None]
     keep = bool(holders)
     evaluate = fleet.round == 0 and fleet.plan.restored is None and fleet.plan.run.eval_every > 0 and not keep
+    serving.begin(fleet, holders or [first], others, MemberState.FETCHING)
+    serve = tuple(x.index for x in others)
     for member in members:
         if member in others:
-            member.state, member.donor = MemberState.FETCHING, first.index
-        elif member is first:
-            _welcome(fleet, member, serve=tuple(x.index for x in others), evaluate=evaluate, keep=keep)
-        else:
-            _welcome(fleet, member, keep=keep)
+            continue
+        own = {"serve_own": True, "evaluate": evaluate} if member is first else {}
+        donates = member in holders or member is first
+        _welcome(fleet, member, keep, serve=serve if donates else (), **own)
 
 
 def _go_back(fleet: FleetState, rejected: bool) -> None:
@@ -142,7 +127,8 @@ def _go_back(fleet: FleetState, rejected: bool) -> None:
     fleet.notice(again if lost.round == fleet.round else back)
 
 
-def _welcome(fleet: FleetState, member: Member, state: Any = None, keep: bool = False, **duties: Any) -> None:
-    member.state, member.arrival, member.vote, member.donor = MemberState.TRAINING, None, None, None
+def _welcome(fleet: FleetState, member: Member, keep: bool, **duties: Any) -> None:
+    member.state, member.arrival, member.vote = MemberState.TRAINING, None, None
+    member.stands, member.knows, member.loads = fleet.round, fleet.dealt, None
     member.planned = max(0, fleet.steps_to_next() - fleet.where.late)  # it begins where the last round is applied
-    fleet.answer(member.index, replace(answers.welcome(fleet, member, state, keep), **duties))
+    fleet.answer(member.index, replace(answers.welcome(fleet, member, keep), **duties))

@@ -9,11 +9,11 @@ from ray_lowcomm.engine.fleet_state import FleetState
 from ray_lowcomm.engine.membership import Exchange, Member, weights_of
 
 
-def welcome(fleet: FleetState, member: Member, state: Any, keep: bool) -> m.Welcome:
-    """A member's start: from a peer's `state`, with `keep` from the shared state it holds, else from the plan's
-    checkpoint, else with what it has."""
+def welcome(fleet: FleetState, member: Member, keep: bool) -> m.Welcome:
+    """A member's start: with `keep` from the shared state it holds, else from a state that it is to load, from the
+    plan's checkpoint, or with what it has."""
     where, plan, book = fleet.where, fleet.plan, fleet.book
-    restores = state is None and not keep and plan.restore is not None
+    restores = member.loads is None and not keep and plan.restore is not None
     return m.Welcome(
         incarnation=member.incarnation,
         round=where.round,
@@ -23,12 +23,27 @@ def welcome(fleet: FleetState, member: Member, state: Any, keep: bool) -> m.Welc
         overlap=where.overlap,
         positions=dict(book.data_positions),
         dealt=fleet.dealt,
-        state=state,
         restore=plan.restore if restores else None,
         manifest=plan.restored if restores else None,
         history=where.history,
         fired=tuple(sorted(book.fired)),
         keep=keep,
+    )
+
+
+def to_return(fleet: FleetState, member: Member, missed: tuple[m.Missed, ...]) -> m.Return:
+    """How a member that was away comes back."""
+    where, anew = fleet.where, member.knows != fleet.dealt
+    return m.Return(
+        missed=missed,
+        round=where.round,
+        step=where.step,
+        inner_steps=member.planned,
+        launch=fleet.agreement.next_launch(where.launched),
+        overlap=where.overlap,
+        history=where.history,
+        dealt=fleet.dealt if anew else (),
+        positions=dict(fleet.book.data_positions) if anew else {},
     )
 
 

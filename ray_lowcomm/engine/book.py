@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ray_lowcomm import strategies
 from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.membership import Exchange, Member
@@ -32,6 +33,11 @@ class RunPlan:
     directory: str
     restore: str | None = None
     restored: dict[str, Any] | None = None
+
+    @property
+    def catches_up(self) -> bool:
+        """Whether a replica that has missed rounds keeps its work and follows them."""
+        return strategies.straggler(self.strategy, self.fleet) == "catch_up"
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,16 @@ class Book:
         self.totals.state_transfer_bytes += nbytes
         self.totals.count_bytes(donor, {"wire_up": nbytes})
         self.totals.count_bytes(joiner, {"wire_down": nbytes})
+
+    def count_catch_up(self, done: m.CaughtUp) -> None:
+        """Count rounds that a replica has followed, and the bytes of it."""
+        self.totals.caught_up_rounds += done.rounds
+        for donor, nbytes in done.fetched.items():
+            self.totals.catch_up_bytes += nbytes
+            self.totals.count_bytes(donor, {"wire_up": nbytes})
+            self.totals.count_bytes(done.member, {"wire_down": nbytes})
+        rounds = f"{done.rounds} round" + "s" * (done.rounds != 1)
+        self.notice(f"replica {done.member} is back: it has followed {rounds}, {sum(done.fetched.values()):,} bytes")
 
     def commit(self, where: Position, arrivals: list[m.Arrival], votes: list[m.Vote], retries: int) -> dict[str, Any]:
         """Count a committed round; returns its record."""

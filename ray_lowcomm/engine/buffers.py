@@ -122,6 +122,10 @@ class BufferSync:
         for name, before in launched.items():
             now[name].copy_(followed(now[name], before, own[name]))
 
+    def follow(self, op: SyncOp, received: Received) -> None:
+        """As `apply`: buffers are shared state."""
+        self.apply(op.id, received)
+
     def check(self, proposal: str, received: Received) -> None:
         """Raise PayloadError if `apply` would."""
         if proposal.startswith(f"{COPY}@"):

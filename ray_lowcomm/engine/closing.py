@@ -1,9 +1,9 @@
 """What follows a committed round: who goes on with how many steps, who evaluates, saves and serves, who leaves."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ray_lowcomm.engine import admission
+from ray_lowcomm.engine import absence, admission, offers, serving
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.fleet_state import FleetState
 from ray_lowcomm.engine.membership import Member, MemberState, planned_steps
@@ -12,8 +12,9 @@ from ray_lowcomm.engine.membership import Member, MemberState, planned_steps
 @dataclass(frozen=True)
 class RoundEnd:
     """What is to be done at the end of a round. `steps` are those to the next launch, by member that stays, `overlap`
-    is the next round's; `first` evaluates, serves, exports and writes what is shared; `folder` is the checkpoint's;
-    with `dealt` the data are shared anew; `halt` is why all leave."""
+    is the next round's; `first` evaluates, exports and writes what is shared; `folder` is the checkpoint's; those that
+    stay offer their state to `joiners`, and what they have received to whom has missed it (`keep`); with `dealt` the
+    data are shared anew; `halt` is why all leave."""
 
     round: int
     steps: dict[int, int]
@@ -26,22 +27,27 @@ class RoundEnd:
     dealt: tuple[int, ...]
     positions: dict[int, int]
     halt: str
+    keep: bool
+    wanted: tuple[str, ...]
 
     def commit(self, member: Member) -> m.Commit:
         """One member's commit, with its duties."""
-        first = member.index == self.first
+        first, stays = member.index == self.first, member.index in self.steps
         return m.Commit(
             round=self.round,
             inner_steps=self.steps.get(member.index, 0),
             overlap=self.overlap,
-            leave="" if member.index in self.steps else self.halt or member.leaving,
+            leave="" if stays else self.halt or member.leaving,
             dealt=self.dealt,
             positions=self.positions,
             evaluate=self.evaluate and first,
             checkpoint=self.folder,
             write_shared=first,
             export="model" if self.last and first else None,
-            serve=self.joiners if first and not self.last else (),
+            serve=self.joiners if stays and not self.last else (),
+            serve_own=first,
+            keep=self.keep and stays and not self.last,
+            wanted=self.wanted,
         )
 
 
@@ -49,16 +55,19 @@ def give_duties(fleet: FleetState, alive: list[Member], record: dict[str, Any]) 
     """Answer the members of a round that is committed, and find a donor for those that wait to join."""
     last = fleet.steps_to_next() == 0
     stay, joiners = _who_goes_on(fleet, alive, last)
-    end = _round_end(fleet, alive, stay, joiners)
+    keep = absence.keep(fleet, stay)
+    if not last:
+        serving.begin(fleet, stay, joiners, MemberState.ABSENT)
+    end = replace(_round_end(fleet, alive, stay, joiners), keep=keep)
     for member in alive:
         member.arrival, member.vote, member.planned = None, None, end.steps.get(member.index, 0)
         member.state = MemberState.TRAINING if member in stay else MemberState.LEAVING
+        member.stands, member.knows = fleet.round, fleet.dealt
         fleet.answer(member.index, end.commit(member))
-    for member in joiners:
-        if last:
+    if last:
+        absence.end(fleet)
+        for member in joiners:
             fleet.dismiss(member, "the run has ended")
-        else:
-            member.state, member.donor = MemberState.FETCHING, end.first
     fleet.finishing = fleet.finishing or last
     fleet.book.hold(end.first, record, end.evaluate)
 
@@ -110,4 +119,6 @@ def _round_end(fleet: FleetState, alive: list[Member], stay: list[Member], joine
         dealt=fleet.dealt if anew else (),
         positions=dict(fleet.book.data_positions) if anew else {},
         halt=halt,
+        keep=False,
+        wanted=offers.wanted(fleet),
     )

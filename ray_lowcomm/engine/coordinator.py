@@ -5,13 +5,14 @@ Whoever hosts it (an actor, a test, the local transport) calls `handle` for each
 
 `FleetState` is what is known. A request, a loss or a deadline changes it; then `_settle` looks whether that was what an
 exchange, a round, a beginning or the end was waiting for. Each decision is a function of the state, in a module that
-knows only those below it: fleet_state, halt, losses, rejections, admission, closing, exchanges, departures, deadlines.
+knows only those below it: fleet_state, offers, halt, losses, absence, serving, rejections, admission, closing,
+exchanges, departures, deadlines.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from ray_lowcomm.engine import admission, deadlines, departures, exchanges, halt, losses
+from ray_lowcomm.engine import absence, admission, deadlines, departures, exchanges, halt, losses, offers, serving
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.fleet_state import FleetState, new_fleet
@@ -37,6 +38,22 @@ class Coordinator:
         member = self.members.get(index)
         if member is not None and member.incarnation == incarnation and member.state in PRESENT:
             losses.give_up(self.fleet, index, why)
+            self._settle()
+
+    def silent(self, index: int, incarnation: int, why: str, now: float) -> None:
+        """A member does not answer, but its process is not known to be dead."""
+        self.fleet.now = now
+        member = self.members.get(index)
+        if member is not None and member.incarnation == incarnation:
+            absence.silent(self.fleet, index, why)
+            self._settle()
+
+    def heard(self, index: int, incarnation: int, now: float) -> None:
+        """A member that did not answer does so again."""
+        self.fleet.now = now
+        member = self.members.get(index)
+        if member is not None and member.incarnation == incarnation:
+            absence.heard(self.fleet, index)
             self._settle()
 
     def died_early(self, index: int, why: str, now: float) -> None:
@@ -112,9 +129,12 @@ class Coordinator:
     def _settle(self) -> None:
         """Go on with whatever waits for nobody any more."""
         exchanges.tally_if_complete(self.fleet)
+        serving.welcome_if_complete(self.fleet)
+        absence.answer_if_complete(self.fleet)
         exchanges.close_if_complete(self.fleet)
         admission.begin_if_complete(self.fleet)
         departures.end_if_all_out(self.fleet)
+        offers.forget(self.fleet)
 
 
 def _evaluated(fleet: FleetState, done: m.Evaluated) -> None:
@@ -149,7 +169,10 @@ HANDLERS: dict[type, Callable[[FleetState, Any], None]] = {
     m.Arrival: exchanges.arrive,
     m.Paused: halt.paused,
     m.Vote: exchanges.vote,
-    m.Offer: admission.offer,
+    m.Offer: offers.offer,
+    m.Kept: offers.keep,
+    m.Back: serving.back,
+    m.CaughtUp: absence.caught_up,
     m.Evaluated: _evaluated,
     m.Saved: _saved,
     m.Fired: _fired,

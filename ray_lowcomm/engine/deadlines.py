@@ -1,6 +1,6 @@
 """Every wait of the coordinator has a deadline, and says who is missing while it lasts."""
 
-from ray_lowcomm.engine import admission, losses
+from ray_lowcomm.engine import absence, admission, losses
 from ray_lowcomm.engine.fleet_state import FleetState
 from ray_lowcomm.engine.membership import EXPECTED, Exchange, MemberState, listed
 
@@ -12,6 +12,7 @@ def tick(fleet: FleetState) -> None:
     """Give up, or name, whoever is late."""
     if fleet.ended or fleet.failure:
         return
+    _absent(fleet)
     if not fleet.started:
         _start(fleet)
     elif fleet.exchange is not None:
@@ -41,27 +42,53 @@ def _votes(fleet: FleetState, exchange: Exchange) -> None:
             _say(fleet, f"round {fleet.round + 1}: waiting for the votes of {listed(late)} for {waited:.0f} s")
         return
     for index in late:
-        losses.give_up(fleet, index, "did not vote in time")
+        _give_up(fleet, index, "did not vote in time")
 
 
 def _arrivals(fleet: FleetState) -> None:
-    missing = [x.index for x in fleet.members.values() if x.state in EXPECTED]
-    training = [x.index for x in fleet.members.values() if x.state is MemberState.TRAINING]
-    arrived = [x.index for x in fleet.members.values() if x.state is MemberState.ARRIVED]
-    leaving = any(x.state is MemberState.LEAVING for x in fleet.members.values())
-    if not missing and not arrived and not leaving:
-        _all_lost(fleet)
+    missing = [x.index for x in fleet.in_state(*EXPECTED)]
+    arrived = fleet.in_state(MemberState.ARRIVED)
+    if not missing and not arrived and not fleet.in_state(MemberState.LEAVING):
+        if not fleet.in_state(MemberState.ABSENT):
+            _all_lost(fleet)
         return
     if fleet.waits.first_arrival is None or not missing:
         return
     waited = fleet.now - fleet.waits.first_arrival
     if waited > fleet.plan.fleet.hang_s:
-        for index in training:  # with its donor given up, who is fetching waits for the next commit
-            losses.give_up(fleet, index, f"did not arrive within {fleet.plan.fleet.hang_s:.0f} s (fleet.hang_s)")
+        for index in missing:
+            _give_up(fleet, index, f"did not arrive within {fleet.plan.fleet.hang_s:.0f} s (fleet.hang_s)")
     elif _quorum_is_over(fleet, len(arrived)):
-        losses.go_on_without(fleet, missing)
+        _go_on_without(fleet, missing)
     else:
         _say(fleet, f"round {fleet.round + 1}: waiting for {listed(missing)} for {waited:.0f} s")
+
+
+def _give_up(fleet: FleetState, index: int, why: str) -> None:
+    member = fleet.members[index]
+    if fleet.plan.catches_up and member.state in absence.CAN_MISS:
+        absence.miss(fleet, member, why)
+    else:
+        losses.give_up(fleet, index, why)
+
+
+def _go_on_without(fleet: FleetState, late: list[int]) -> None:
+    """The quorum has waited long enough. Who comes back is answered as soon as what it has missed can be had, so that
+    nobody need go on without it."""
+    training = [fleet.members[index] for index in late if fleet.members[index].state is MemberState.TRAINING]
+    if fleet.plan.catches_up:
+        for member in training:
+            absence.miss(fleet, member, "quorum, fleet.grace_s")
+    loading = [index for index in late if fleet.members[index].state is MemberState.FETCHING]
+    losses.go_on_without(fleet, loading + ([] if fleet.plan.catches_up else [x.index for x in training]))
+
+
+def _absent(fleet: FleetState) -> None:
+    """An absent member is given up after as long as one that does not arrive."""
+    for member in fleet.in_state(MemberState.ABSENT):
+        since = member.silent_since
+        if since is not None and fleet.now - since > fleet.plan.fleet.hang_s:
+            losses.give_up(fleet, member.index, f"was not back within {fleet.plan.fleet.hang_s:.0f} s (fleet.hang_s)")
 
 
 def _all_lost(fleet: FleetState) -> None:
@@ -98,7 +125,7 @@ def _joined(fleet: FleetState) -> tuple[str, str]:
 
 def _quorum_is_over(fleet: FleetState, arrived: int) -> bool:
     settings = fleet.plan.fleet
-    if settings.straggler != "drop" or settings.quorum is None or arrived < settings.quorum:
+    if settings.quorum is None or arrived < settings.quorum:
         return False
     if fleet.waits.quorum is None:
         fleet.waits.quorum = fleet.now

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from ray_lowcomm import strategies
 from ray_lowcomm.core.errors import CheckpointError, LowCommError
 from ray_lowcomm.core.names import model_state
 from ray_lowcomm.engine import checkpoint, reported
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.loop_parts import LoopParts
+from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.engine.state import ReplicaState, SharedParameters
 from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.engine.transport import Channel, Transport
@@ -22,16 +24,19 @@ class Duties:
     """The duties of one replica; each reports to the driver when it is done."""
 
     def __init__(
-        self, state: ReplicaState, work: Work, channel: Channel, transport: Transport, directory: str, member: int
+        self, state: ReplicaState, work: Work, channel: Channel, transport: Transport, spec: RunSpec, member: int
     ) -> None:
         self._state, self._work, self._channel, self._transport = state, work, channel, transport
-        self._directory, self._member = directory, member
+        self._directory, self._member = spec.directory, member
+        # tracks with periods of their own are not as they were at the last commit: a joiner needs them
+        averaged = strategies.algorithm(spec.strategy.name).averages_moments
+        self._moments = averaged or spec.fleet.joiner_moments == "donor"
         self._told = False
 
     def do(self, commit: m.Commit, positions: dict[int, int], parts: LoopParts) -> None:
         """All that a commit asks of this member, at data `positions`."""
         if commit.serve:
-            self.serve(commit.round, commit.serve)
+            self.serve(commit.round, commit.serve_own)
         if commit.evaluate:
             self.evaluate(commit.round, parts.evaluate)
         if commit.export is not None:
@@ -39,10 +44,19 @@ class Duties:
         if commit.checkpoint is not None:
             self.save(commit.round, commit.checkpoint, commit.write_shared, positions)
 
-    def serve(self, number: int, joiners: tuple[int, ...]) -> None:
-        """Offer the state at the end of round `number` to joiners: one stamp, taken while nothing is being trained."""
-        reference, nbytes = self._transport.offer(self._state.for_joiner())
-        self._channel.request(m.Offer(self._member, number, joiners, reference, nbytes))
+    def serve(self, number: int, own: bool) -> None:
+        """Offer the state at the end of round `number` to joiners: one stamp, taken while nothing is being trained.
+        With `own` also what is this replica's alone."""
+        strategy, name = self._state.strategy, m.state_offer(number)
+        alike, mine = self._state.for_joiner(self._moments)
+        offered = m.Offer(
+            self._member,
+            number,
+            self._transport.offer(name, alike),
+            self._transport.offer(m.own_offer(name), mine) if own else None,
+            strategy.digest() if strategy.consistent else "",
+        )
+        self._channel.request(offered)
 
     def evaluate(self, number: int, evaluate: Callable[[nn.Module], Any] | None) -> None:
         """Validation loss of the shared parameters; the replica's own, its buffers and random state are left alone."""

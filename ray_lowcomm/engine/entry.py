@@ -1,11 +1,14 @@
 """How a replica comes into the fleet, and begins again: what it asks for, and what it takes over."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from ray_lowcomm import strategies
 from ray_lowcomm.core import randomness
 from ray_lowcomm.core.errors import ExchangeError, FleetError
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.buffers import TRACKS as BUFFER_TRACKS
+from ray_lowcomm.engine.catching_up import PastRound, fetch_missed
 from ray_lowcomm.engine.duties import Duties
 from ray_lowcomm.engine.faults import FaultInjector
 from ray_lowcomm.engine.loop_parts import Dealt, LoopParts, unsaved_scheduler
@@ -38,6 +41,14 @@ class Standing:
     overlap: int = 0
     stopped: str | None = None
 
+    def come_back(self, answer: m.Return, rounds: tuple[PastRound, ...]) -> None:
+        """After the missed `rounds` have been followed."""
+        self.round, self.step, self.history = answer.round, answer.step, answer.history
+        self.planned = self.left = answer.inner_steps
+        self.target, self.overlap, self.taken = answer.launch or answer.step, answer.overlap, 0
+        if rounds:
+            self.members = rounds[-1].members
+
 
 @dataclass
 class Entry:
@@ -52,6 +63,7 @@ class Entry:
     faults: FaultInjector
     work: Work
     settings: dict[str, str] = field(init=False)
+    _fetched: dict[int, int] = field(default_factory=dict)  # bytes of the state that was loaded, by who gave them
 
     def __post_init__(self) -> None:
         self.settings = settings_to_agree(self.spec, self.state)
@@ -71,9 +83,44 @@ class Entry:
             self.work.restart()
             try:
                 self._take_over(stand, answer)
-                return answer
+                if answer.state is None:
+                    return answer
+                back = self.host.channel.request(m.Back(self.host.member, stand.incarnation, self._fetched))
+                if isinstance(back, m.Return):
+                    return self._come_back(stand, answer, back)
+                if isinstance(back, m.Stop):
+                    stand.left, stand.stopped = 0, back.reason
+                    return None
+                reason, holds = (back.reason if isinstance(back, m.Reset) else "it was not let in"), None
             except ExchangeError as error:
                 reason, holds = f"the state offered could not be fetched: {error}", None
+
+    def follow(self, rounds: Sequence[PastRound]) -> None:
+        """Take over rounds that this replica has had no part in.
+
+        Raises:
+            PayloadError: what others have received cannot be read here.
+        """
+        for past in rounds:
+            for op, received in past.received():
+                owner = self.state.buffers if op.track in BUFFER_TRACKS else self.state.strategy
+                owner.follow(op, received)
+        self.skipping.keep()
+
+    def deal_anew(self, answer: m.Return) -> None:
+        """Share the data as the fleet does now, if that has changed meanwhile."""
+        if answer.dealt and self.deal(answer.dealt) and self.parts.data is not None:
+            self.parts.data.load(answer.positions)
+
+    def _come_back(self, stand: Standing, welcome: m.Welcome, answer: m.Return) -> m.Welcome:
+        """The state that was loaded, brought to where the fleet is by now."""
+        rounds, nbytes = fetch_missed(self.host.transport, stand.history, answer)
+        self.follow(rounds)
+        stand.come_back(answer, rounds)
+        self.deal_anew(answer)
+        if rounds:
+            self.host.channel.request(m.CaughtUp(self.host.member, len(rounds), nbytes))
+        return replace(welcome, round=answer.round, launch=answer.launch)
 
     def deal(self, dealt: tuple[int, ...]) -> bool:
         """These replicas share the data from here on; False: the data cannot be shared anew."""
@@ -116,7 +163,7 @@ class Entry:
             self.skipping.put_back()
             self.state.begin_again()
         elif welcome.state is not None:
-            self.state.load_as_joiner(self.host.transport.fetch(welcome.state))
+            self._load(welcome.state)
         elif welcome.restore is not None:
             self.duties.restore(welcome.restore, welcome.manifest or {}, welcome.dealt)
             self._go_on_between(stand)
@@ -124,6 +171,24 @@ class Entry:
         self.skipping.taken()
         if self.parts.data is not None:
             self.parts.data.load(welcome.positions)
+
+    def _load(self, offered: m.Offered) -> None:
+        """Take over a state of a live fleet.
+
+        Raises:
+            ExchangeError: it could not be fetched, or is not what the members have.
+        """
+        fetched = [self.host.transport.fetch(offered.sources)]
+        if offered.own is not None:
+            member, reference = offered.own
+            fetched.append(self.host.transport.fetch({member: reference}))
+        self.state.load_as_joiner({name: value for part in fetched for name, value in part.state.items()})
+        self._fetched = {}
+        for part in fetched:
+            for member, nbytes in part.nbytes.items():
+                self._fetched[member] = self._fetched.get(member, 0) + nbytes
+        if offered.digest and self.state.strategy.digest() != offered.digest:
+            raise ExchangeError("what was fetched is not the state that the members have")
 
     def _go_on_between(self, stand: Standing) -> None:
         """Some of the round's inner steps may have been done before the run was stopped, or more of them are left where

@@ -1,6 +1,6 @@
 """A round from its arrivals to its commit: who exchanges with whom, and what becomes of the exchange."""
 
-from ray_lowcomm.engine import answers, closing, halt, overlap, rejections
+from ray_lowcomm.engine import absence, answers, closing, halt, overlap, rejections
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.fleet_state import FleetState
 from ray_lowcomm.engine.membership import EXPECTED, Exchange, Member, MemberState, minority
@@ -9,7 +9,11 @@ from ray_lowcomm.engine.membership import EXPECTED, Exchange, Member, MemberStat
 def arrive(fleet: FleetState, arrival: m.Arrival) -> None:
     """A member has taken its inner steps, or cannot share them."""
     member = fleet.current(arrival.member, arrival.incarnation, MemberState.TRAINING)
-    if member is None:
+    away = fleet.current(arrival.member, arrival.incarnation, MemberState.ABSENT)
+    if away is not None and arrival.healthy:
+        away.arrival = arrival
+        absence.come_back(fleet, away)
+    elif member is None:
         fleet.answer(arrival.member, fleet.dismissal("this replica was given up by the fleet"))
     elif fleet.over:
         halt.send_home(fleet, member)
@@ -59,12 +63,16 @@ def _send_plan(fleet: FleetState, members: list[Member]) -> None:
 def vote(fleet: FleetState, vote: m.Vote) -> None:
     """A member has received all of an exchange, or has not."""
     member, exchange = fleet.current(vote.member, vote.incarnation, MemberState.EXCHANGING), fleet.exchange
-    if member is None or exchange is None or exchange.generation != vote.generation:
+    away = fleet.current(vote.member, vote.incarnation, MemberState.ABSENT)
+    if away is not None:
+        fleet.book.add_vote(vote)
+        absence.come_back(fleet, away)
+    elif member is None or exchange is None or exchange.generation != vote.generation:
         fleet.answer(vote.member, fleet.dismissal("its exchange is over"))
-        return
-    member.vote = vote
-    fleet.book.add_vote(vote)
-    exchange.broken = exchange.broken or not vote.ok
+    else:
+        member.vote = vote
+        fleet.book.add_vote(vote)
+        exchange.broken = exchange.broken or not vote.ok
 
 
 def tally_if_complete(fleet: FleetState) -> None:
@@ -120,6 +128,9 @@ def _commit(fleet: FleetState, exchange: Exchange, alive: list[Member], votes: l
     if (now := overlap.measured(arrivals, votes)) is not None:
         fleet.measured = [*fleet.measured, now][-overlap.ROUNDS :]
     rejections.committed(fleet, arrivals, farther)
+    for member in fleet.in_state(MemberState.ABSENT):
+        if member.index in exchange.members:  # what it had sent was counted, though it does not know yet
+            member.arrival, member.planned = None, 0
     fleet.farthest = max(fleet.farthest, where.round)
     fleet.retries = 0
     closing.give_duties(fleet, alive, record)

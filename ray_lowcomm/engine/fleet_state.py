@@ -61,6 +61,22 @@ class OwedSaves:
 
 
 @dataclass
+class Serving:
+    """A state at the end of a round that members offer to those that load it: `waits` are those that have yet to."""
+
+    waits: set[int]
+    offered: m.Offered = field(default_factory=lambda: m.Offered({}, None, ""))
+
+
+@dataclass
+class Past:
+    """A round that somebody has missed, as soon as one of the members has offered it: `waits` are those that will."""
+
+    waits: set[int]
+    missed: m.Missed | None = None
+
+
+@dataclass
 class FleetState:
     """Membership, round and exchange of one run. Time is what the last request brought, in seconds."""
 
@@ -83,6 +99,8 @@ class FleetState:
     rejected: Rejected = field(default_factory=Rejected)
     owed: OwedSaves = field(default_factory=OwedSaves)
     halt: Halt = field(default_factory=Halt)
+    serving: dict[int, Serving] = field(default_factory=dict)  # by round
+    past: dict[int, Past] = field(default_factory=dict)  # by round
     started: bool = False
     finishing: bool = False
     ended: bool = False
@@ -155,9 +173,11 @@ class FleetState:
         self.failure = text
         self.book.flush(None)
         self.event("failed", (text, traceback))
-        waiting = (MemberState.JOINING, MemberState.FETCHING, MemberState.ARRIVED)
-        for member in self.in_state(*waiting, MemberState.EXCHANGING):
-            if member.state in waiting or member.vote is not None:
+        waiting = (MemberState.JOINING, MemberState.ARRIVED, MemberState.RETURNING)
+        for member in self.in_state(*waiting, MemberState.FETCHING, MemberState.ABSENT, MemberState.EXCHANGING):
+            loads = member.loads is not None and not member.welcomed
+            voted = member.state is MemberState.EXCHANGING and member.vote is not None
+            if member.state in waiting or loads or voted or member.asks:
                 self.answer(member.index, m.Stop(text))
             member.state = MemberState.OUT
 

@@ -21,8 +21,9 @@ def begin(fleet: FleetState, reason: str, save: bool) -> None:
     fleet.notice(f"stopping: {reason}")
     if fleet.halt.saves and fleet.exchange is None:
         _open(fleet)
-    for member in fleet.in_state(MemberState.JOINING, MemberState.FETCHING):
-        fleet.dismiss(member, reason)
+    for member in fleet.in_state(MemberState.JOINING, MemberState.FETCHING, MemberState.ABSENT):
+        if member.state is MemberState.JOINING or member.asks or (member.loads is not None and not member.welcomed):
+            fleet.dismiss(member, reason)
     for member in fleet.in_state(MemberState.ARRIVED):
         send_home(fleet, member)
 

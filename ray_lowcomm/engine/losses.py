@@ -1,6 +1,6 @@
 """Members that die, hang, come too late or begin anew: what is counted, and who waits for them no more."""
 
-from ray_lowcomm.engine import halt
+from ray_lowcomm.engine import halt, offers
 from ray_lowcomm.engine.fleet_state import FleetState
 from ray_lowcomm.engine.membership import LIVE, PRESENT, Member, MemberState, listed
 
@@ -15,11 +15,13 @@ def give_up(fleet: FleetState, index: int, why: str) -> None:
 
 def go_on_without(fleet: FleetState, late: list[int]) -> None:
     """The quorum has waited long enough; who is late will be told to join again when it arrives."""
+    if not late:
+        return
     fleet.notice(f"round {fleet.round + 1}: goes on without {listed(late)} (quorum, fleet.grace_s)")
     for index in late:
         member = fleet.members[index]
-        fetching = member.state is MemberState.FETCHING  # it waits for an answer, so it must get one later
-        member.state, member.donor = MemberState.JOINING if fetching else MemberState.OUT, None
+        fetching = member.state is MemberState.FETCHING  # it loads a state, as joiners do while others train
+        member.state = MemberState.ABSENT if fetching else MemberState.OUT
 
 
 def died_early(fleet: FleetState, index: int, why: str) -> None:
@@ -42,16 +44,19 @@ def count(fleet: FleetState, member: Member, why: str, alive: bool = False) -> N
 
 
 def release(fleet: FleetState, member: Member) -> None:
+    """Nobody waits for this member any more, or can get anything of it."""
+    if fleet.exchange is not None and member.index in fleet.exchange.members:
+        fleet.exchange.broken = True
+    stop_waiting(fleet, member)
+    offers.withdraw(fleet, member.index)
+
+
+def stop_waiting(fleet: FleetState, member: Member) -> None:
     """Nobody waits for this member any more."""
     if member.index in fleet.group:
         fleet.group = ()  # should it come back in time, its process knows nothing of that group
-    for other in fleet.in_state(MemberState.FETCHING):
-        if other.donor == member.index:
-            other.state, other.donor = MemberState.JOINING, None
     fleet.book.flush(None, evaluator=member.index)
     halt.do_without(fleet, member)
-    if fleet.exchange is not None and member.index in fleet.exchange.members:
-        fleet.exchange.broken = True
     if not fleet.in_state(MemberState.ARRIVED):
         fleet.waits.closed()
     if not fleet.in_state(*LIVE):

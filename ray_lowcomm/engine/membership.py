@@ -9,9 +9,11 @@ from ray_lowcomm.engine.messages import Arrival, Vote
 
 
 class MemberState(Enum):
-    """JOINING waits for the next commit. FETCHING has a donor and waits for its state. TRAINING takes inner steps.
-    ARRIVED has launched a round, and waits for it to close. EXCHANGING has a plan. LEAVING has had its last commit. OUT
-    must join again. FINISHED has ended in order.
+    """JOINING waits for the next commit. FETCHING loads a state with which the fleet begins. TRAINING takes inner
+    steps. ARRIVED has launched a round, and waits for it to close. EXCHANGING has a plan. ABSENT has no part in rounds
+    for now: it loads a state, was too late, or does not answer. RETURNING would take part again, and is answered once
+    all that it has missed can be had. LEAVING has had its last commit. OUT must join again. FINISHED has ended in
+    order.
 
     ARRIVED and EXCHANGING say where a member's round is: where that is applied later than it was launched the member
     takes inner steps meanwhile."""
@@ -21,21 +23,29 @@ class MemberState(Enum):
     TRAINING = "training"
     ARRIVED = "arrived"
     EXCHANGING = "exchanging"
+    ABSENT = "absent"
+    RETURNING = "returning"
     LEAVING = "leaving"
     OUT = "out"
     FINISHED = "finished"
 
 
-EXPECTED = (MemberState.FETCHING, MemberState.TRAINING)  # a round waits for these
+EXPECTED = (MemberState.FETCHING, MemberState.TRAINING, MemberState.RETURNING)  # a round waits for these
 LIVE = (*EXPECTED, MemberState.ARRIVED, MemberState.EXCHANGING)
-PRESENT = (*LIVE, MemberState.JOINING, MemberState.LEAVING)
+AWAY = (MemberState.ABSENT, MemberState.RETURNING)  # a round that is committed now is kept for these
+PRESENT = (*LIVE, MemberState.JOINING, MemberState.ABSENT, MemberState.LEAVING)
 
 
 @dataclass
 class Member:
     """One replica. `planned` are the inner steps it was told to take in this round, `counted` those that were counted
     as lost on a guess, when it was given up, `skipped` those of a rejected round that were counted. `leaving` is why it
-    shall leave after this round, `holds` as in `Join`."""
+    shall leave after this round, `holds` as in `Join`.
+
+    `stands` is the round whose end it has applied, `knows` who shares the data as far as it was told. `loads` is the
+    round at whose end the state is that it is given, and `welcomed` whether it knows where to get it. `asks`: it is
+    away and waits for an answer. `silent_since`: away, and not heard of.
+    """
 
     index: int
     incarnation: int
@@ -43,7 +53,12 @@ class Member:
     endpoint: Any = None
     holds: str | None = None
     state: MemberState = MemberState.JOINING
-    donor: int | None = None
+    stands: int = 0
+    knows: tuple[int, ...] = ()
+    loads: int | None = None
+    welcomed: bool = False
+    asks: bool = False
+    silent_since: float | None = None
     planned: int = 0
     counted: int = 0
     skipped: int = 0

@@ -7,7 +7,24 @@ and stays the same when the replica is started again; the driver gives each star
 from dataclasses import dataclass, field
 from typing import Any
 
+from ray_lowcomm.core.schedule import SyncOp
+
 Bytes = dict[str, int]  # keys: up, down, buffer, wire_up, wire_down
+
+
+def state_offer(number: int) -> str:
+    """Name of the offer of a state at the end of round `number`."""
+    return f"state {number}"
+
+
+def own_offer(name: str) -> str:
+    """Name of the offer of what only one member has, beside that of a state."""
+    return f"{name}, own"
+
+
+def round_offer(number: int) -> str:
+    """Name of the offer of what was received in round `number`."""
+    return f"round {number}"
 
 
 @dataclass(frozen=True)
@@ -36,8 +53,8 @@ class Welcome:
 
     Take `inner_steps` of them from there, then launch the next round, whose nominal step is `launch`: at once where
     they are 0. Where `launch` is None the run has ended. `overlap` as in `Commit`.
-    `state` is a reference to a live peer's state, `restore` a checkpoint; with `keep` go back to the shared state that
-    you hold, and with none of these keep what you have. `dealt` are
+    `state` is a live fleet's state at the end of `round`: take it, and come `Back`. `restore` is a checkpoint; with
+    `keep` go back to the shared state that you hold, and with none of these keep what you have. `dealt` are
     the replicas that share the data from here on (and that begin together from a checkpoint); `positions` the committed
     data positions of all virtual shards. The rest are duties before the first inner step.
     """
@@ -50,14 +67,38 @@ class Welcome:
     overlap: int
     positions: dict[int, int]
     dealt: tuple[int, ...] = ()
-    state: Any = None
+    state: "Offered | None" = None
     restore: str | None = None  # checkpoint folder to load from
     manifest: dict[str, Any] | None = None  # of that checkpoint: the file may not be written yet
     history: str = ""  # digest of the committed history
     serve: tuple[int, ...] = ()
+    serve_own: bool = False
     evaluate: bool = False
     fired: tuple[int, ...] = ()  # entries of the fault schedule that have happened
     keep: bool = False
+
+
+@dataclass(frozen=True)
+class Offered:
+    """A state that members offer. `sources`: references of the transport, by member, to what all of them have alike;
+    `own` to what one of them has; `digest` of the shared state."""
+
+    sources: dict[int, Any]
+    own: tuple[int, Any] | None
+    digest: str
+
+
+@dataclass(frozen=True)
+class Missed:
+    """A committed round as others have received it. `round` counts committed rounds, with this one; `history` is the
+    digest of all of them. `sources`: references of the transport, by member, to the parts that were received."""
+
+    round: int
+    ops: tuple[SyncOp, ...]
+    members: tuple[int, ...]
+    weights: tuple[float, ...]
+    history: str
+    sources: dict[int, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -165,7 +206,30 @@ class Commit:
     checkpoint: str | None = None  # folder to write local state into
     write_shared: bool = False  # write the shared state into it, too
     export: str | None = None  # folder to write the final model into
-    serve: tuple[int, ...] = ()  # joining members that wait for a state from this replica
+    serve: tuple[int, ...] = ()  # joining members that wait for a state: offer it
+    serve_own: bool = False  # and what not all members have alike
+    keep: bool = False  # offer what was received in this round: somebody has missed it
+    wanted: tuple[str, ...] = ()  # offers that may still be asked for: others can go
+
+
+@dataclass(frozen=True)
+class Return:
+    """Follow what you have `missed`, in order: you then stand at the end of `round`, with all that you have not shared.
+    What was open is given up, unless you are a member of the first of them: then apply it with what was received.
+
+    The rest as in `Welcome`, but for `dealt` and `positions`, which are only there where the data are shared otherwise
+    than when you were last told.
+    """
+
+    missed: tuple[Missed, ...]
+    round: int
+    step: int
+    inner_steps: int
+    launch: int | None
+    overlap: int
+    history: str
+    dealt: tuple[int, ...] = ()
+    positions: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -197,13 +261,42 @@ class Stop:
 
 @dataclass(frozen=True)
 class Offer:
-    """A state for joining members, taken at the end of `round`; `state` is a reference the transport understands."""
+    """A state for joining members, taken at the end of `round`: references that the transport understands, to what all
+    members have alike, and to what is this one's `own` (None: nothing, or another one offers it)."""
 
     member: int
     round: int
-    joiners: tuple[int, ...]
     state: Any
-    nbytes: int
+    own: Any = None
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What was received in a round, for those that have missed it; `missed` without sources."""
+
+    member: int
+    missed: Missed
+    reference: Any
+
+
+@dataclass(frozen=True)
+class Back:
+    """A replica has loaded the state that it was welcomed with, and would take part. `fetched`: bytes by the member
+    that gave them."""
+
+    member: int
+    incarnation: int
+    fetched: dict[int, int]
+
+
+@dataclass(frozen=True)
+class CaughtUp:
+    """A replica has followed the rounds that it had missed. `fetched` as in `Back`."""
+
+    member: int
+    rounds: int
+    fetched: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -279,5 +372,20 @@ class Noted:
     """Answer to what needs no answer."""
 
 
-Request = Join | Arrival | Paused | Vote | Offer | Evaluated | Saved | Fired | Finished | Failed | Said
-Answer = Welcome | Plan | Commit | Reset | Stop | Noted
+Request = (
+    Join
+    | Arrival
+    | Paused
+    | Vote
+    | Offer
+    | Kept
+    | Back
+    | CaughtUp
+    | Evaluated
+    | Saved
+    | Fired
+    | Finished
+    | Failed
+    | Said
+)
+Answer = Welcome | Plan | Commit | Return | Reset | Stop | Noted

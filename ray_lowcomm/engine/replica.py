@@ -8,19 +8,20 @@ from torch import Tensor
 
 from ray_lowcomm import strategies
 from ray_lowcomm.core import randomness
-from ray_lowcomm.core.errors import FleetError, ModelError
+from ray_lowcomm.core.errors import FleetError, ModelError, PayloadError
 from ray_lowcomm.core.schedule import Schedule, SyncOp
 from ray_lowcomm.core.tracks import PARAMS, Tracks
 from ray_lowcomm.core.weights import copy_into
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine import reported
 from ray_lowcomm.engine.buffers import BufferSync
+from ray_lowcomm.engine.catching_up import to_keep
 from ray_lowcomm.engine.duties import Duties
 from ray_lowcomm.engine.entry import Entry, Standing
 from ray_lowcomm.engine.faults import FaultInjector
 from ray_lowcomm.engine.inner_step import InnerStep
 from ray_lowcomm.engine.loop_parts import LoopParts, check_gradients
-from ray_lowcomm.engine.round import Held, Parties, Round, Seat
+from ray_lowcomm.engine.round import Behind, Held, Parties, Results, Round, Seat
 from ray_lowcomm.engine.run_spec import Host, RunSpec
 from ray_lowcomm.engine.skipping import Samples, Skipping
 from ray_lowcomm.engine.state import ReplicaState
@@ -47,7 +48,7 @@ class Replica:
         self._state = ReplicaState(parts.model, tracks, strategy, buffers, dict(parts.stateful), local)
         self._faults = FaultInjector(spec.faults, host.member, host.die, self._announce, host.sleep)
         self._parties = Parties(strategy, buffers, host.channel, host.transport, self._faults, parts.model)
-        self._duties = Duties(self._state, self._work, host.channel, host.transport, spec.directory, host.member)
+        self._duties = Duties(self._state, self._work, host.channel, host.transport, spec, host.member)
         moments = strategies.moments_of(tracks)
         self._schedule: Schedule = strategies.schedule(spec.strategy, moments, spec.run.seed, spec.steps)
         self._entry = Entry(spec, host, parts, self._state, self._duties, self._skipping, self._faults, self._work)
@@ -324,19 +325,41 @@ class Replica:
             self._launch_due = outcome.commit.inner_steps > 0 and self._stand.left == 0
             return True
         self._flight = None
+        if isinstance(outcome, Behind):
+            return self._catch_up(flight, outcome)
         self._give_up(flight, outcome)
         return False
+
+    def _catch_up(self, flight: Round, behind: Behind) -> bool:
+        """Follow the rounds that went on without this replica; what it has not shared goes out with its next message.
+        False as `_take`."""
+        rounds, answer = behind.rounds, behind.answer
+        try:
+            if behind.counted:  # the fleet had gone on before this replica knew
+                self._take_over(flight.results_of(rounds[0]))
+            else:
+                self._work.put_back(flight.work, self._stand.taken)
+            self._entry.follow(rounds[1:] if behind.counted else rounds)
+        except PayloadError as error:
+            self._enter(f"what it had missed cannot be read: {error}", shared=False)
+            return False
+        self._stand.come_back(answer, rounds)
+        self._entry.deal_anew(answer)
+        self._work.beyond = 0
+        if rounds:
+            self._host.channel.request(m.CaughtUp(self._host.member, len(rounds), behind.nbytes))
+        self._launch_due = self._stand.left == 0
+        return True
 
     def _apply(self, held: Held, flight: Round) -> None:
         """Apply what was received, and go on as the commit says."""
         began, stand, commit = time.perf_counter(), self._stand, held.commit
         if commit.dealt and self._entry.deal(commit.dealt) and self._parts.data is not None:
             self._parts.data.load(commit.positions)
-        for op, proposal, received in held.results:
-            self._parties.owner(op).apply(proposal, received)
-        self._skipping.keep()
-        if self._spec.state_on_sync == "reset" and any(op.track == PARAMS for op, _, _ in held.results):
-            self._state.optimizer.reset()
+        if commit.keep:
+            self._keep(held)
+        self._take_over(held.results)
+        self._host.transport.withdraw(commit.wanted)
         stand.history, stand.round, stand.members = held.history, commit.round, held.results[0][2].members
         stand.target = self._schedule.next_step(flight.launched_at) or stand.step
         stand.overlap = commit.overlap
@@ -347,6 +370,23 @@ class Replica:
             stand.stopped = commit.leave
         self._due, self._round_begins = (commit, self._positions()), True
         self._work.outer_s += time.perf_counter() - began
+
+    def _take_over(self, results: Results) -> None:
+        """What was received becomes this replica's own."""
+        for op, proposal, received in results:
+            self._parties.owner(op).apply(proposal, received)
+        self._skipping.keep()
+        if self._spec.state_on_sync == "reset" and any(op.track == PARAMS for op, _, _ in results):
+            self._state.optimizer.reset()
+
+    def _keep(self, held: Held) -> None:
+        """Offer what was received to those that have missed it; before it is applied, which may write over it."""
+        first = held.results[0][2]
+        parts = [received.parts for _, _, received in held.results]
+        reference = self._host.transport.offer(m.round_offer(held.commit.round), to_keep(parts))
+        ops = tuple(op for op, _, _ in held.results)
+        missed = m.Missed(held.commit.round, ops, first.members, first.weights, held.history)
+        self._host.channel.request(m.Kept(self._host.member, missed, reference))
 
     def _give_up(self, flight: Round, outcome: m.Reset | m.Stop) -> None:
         """A round that this replica has no part in any more."""
@@ -380,7 +420,7 @@ class Replica:
         for text in notes:
             self._say(text)
         if welcome.serve:
-            self._duties.serve(welcome.round, welcome.serve)
+            self._duties.serve(welcome.round, welcome.serve_own)
         if welcome.evaluate:
             self._duties.evaluate(welcome.round, self._parts.evaluate)
         self._watch.mark()

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from ray_lowcomm.core.digest import digest_tensors, digest_text
 from ray_lowcomm.core.errors import ExchangeError, FleetError, PayloadError
 from ray_lowcomm.core.guards import all_finite
 from ray_lowcomm.core.payload import Payload, Proposal, Received
@@ -16,23 +15,37 @@ from ray_lowcomm.engine import reported
 from ray_lowcomm.engine.attempt import Attempt
 from ray_lowcomm.engine.buffers import TRACKS as BUFFER_TRACKS
 from ray_lowcomm.engine.buffers import BufferSync
+from ray_lowcomm.engine.catching_up import PastRound, fetch_missed, history_with
 from ray_lowcomm.engine.faults import FaultInjector
 from ray_lowcomm.engine.totals import root_of_squares
 from ray_lowcomm.engine.transport import Channel, Pending, Transport
 from ray_lowcomm.engine.work import Work
 from ray_lowcomm.strategies.contract import Strategy
 
+Results = tuple[tuple[SyncOp, str, Received], ...]  # (op, proposal id, received)
+
 
 @dataclass(frozen=True)
 class Held:
-    """A committed round whose ops are to be applied: (op, proposal id, received)."""
+    """A committed round whose ops are to be applied."""
 
     commit: m.Commit
-    results: tuple[tuple[SyncOp, str, Received], ...]
+    results: Results
     history: str  # digest of the committed history with this round
 
 
-Outcome = Held | m.Reset | m.Stop
+@dataclass(frozen=True)
+class Behind:
+    """Rounds that this replica has missed, as others have received them: to be followed, the first one applied where
+    its own message was `counted` in it."""
+
+    answer: m.Return
+    rounds: tuple[PastRound, ...]
+    counted: bool
+    nbytes: dict[int, int]
+
+
+Outcome = Held | Behind | m.Reset | m.Stop
 
 
 @dataclass(frozen=True)
@@ -99,14 +112,20 @@ class Round:
         return self._pending is not None and self._pending.done() and not isinstance(self._pending.result(), Held)
 
     def finish(self) -> Outcome:
-        """Wait for the end: what is to be applied, or that this replica must join again, or stop.
+        """Wait for the end: what is to be applied or followed, or that this replica must join again, or stop.
 
-        If it is nothing to apply, what was proposed is discarded.
+        If what was proposed is not to be applied it is discarded.
         """
         outcome = self._run() if self._pending is None else self._pending.result()
-        if not isinstance(outcome, Held):
+        if not isinstance(outcome, Held) and not (isinstance(outcome, Behind) and outcome.counted):
             self._discard()
         return outcome
+
+    def results_of(self, past: PastRound) -> Results:
+        """What was proposed, with what others have received of it: as in `Held`."""
+        counted = past.weights[past.members.index(self.seat.member)] > 0
+        received = (Received(past.members, past.weights, part, counted) for part in past.parts)
+        return tuple((op, proposal.id, part) for (op, proposal), part in zip(self._open, received, strict=True))
 
     # ---- at the launch --------------------------------------------------------------------------------------------
 
@@ -184,9 +203,19 @@ class Round:
         if isinstance(answer, m.Commit):
             results = zip(self._open, received, strict=True)
             return Held(answer, tuple((op, proposal.id, part) for (op, proposal), part in results), history)
+        if isinstance(answer, m.Return):
+            return self._behind(answer)
         if isinstance(answer, m.Reset | m.Stop):
             return answer
         raise FleetError(f"the driver answered {type(answer).__name__} in the middle of a round")
+
+    def _behind(self, answer: m.Return) -> Outcome:
+        try:
+            rounds, nbytes = fetch_missed(self.parties.transport, self.seat.history, answer)
+        except ExchangeError as error:
+            return m.Reset(f"what it had missed could not be fetched: {error}")
+        counted = bool(rounds) and bool(self._open) and self.seat.member in rounds[0].members
+        return Behind(answer, rounds, counted, nbytes)
 
     def _attempt(self, plan: m.Plan, wait_s: float) -> tuple[m.Answer, list[Received], str]:
         """One exchange and the vote on it: (the answer, what was received, the history with it)."""
@@ -202,7 +231,7 @@ class Round:
                 exchange_s = time.perf_counter() - began
             checked_from = time.perf_counter()
             received = self._checked(plan, parts)
-            history = self._history(plan, parts)
+            history = history_with(self.seat.history, plan.round + 1, plan.members, plan.weights, parts)
             checks_s = time.perf_counter() - checked_from
         except (ExchangeError, PayloadError) as error:
             problem = str(error)
@@ -235,11 +264,6 @@ class Round:
         for (op, proposal), part in zip(self._open, received, strict=True):
             self.parties.owner(op).check(proposal.id, part)
         return received
-
-    def _history(self, plan: m.Plan, parts: Sequence[tuple[Tensor, ...]]) -> str:
-        """Covers the committed history, the round, who took part with which weight, and all that was received."""
-        content = digest_tensors(tensor for part in parts for tensor in part)
-        return digest_text(f"{self.seat.history}/{plan.round}/{plan.members}/{plan.weights}/{content}")
 
     def _restore(self) -> None:
         """Payloads as they were before the exchange that has failed, for the next one."""

@@ -81,11 +81,17 @@ class ReplicaState:
         state |= self._taken(STATEFUL, self.stateful) | self._taken(LOCAL, self.local_stateful)
         return state if self.strategy.replicated else state | self._own()
 
-    def for_joiner(self) -> State:
-        """Shared state, the inner optimizer's for a start that is not cold, and `stateful`; not copied."""
-        state = self.shared() | _prefixed(BUFFERS, self.buffers.state())
-        state |= _prefixed(OPTIMIZER, self.optimizer.tensors()) | self._taken(STATEFUL, self.stateful)
-        return {name: value.detach() for name, value in state.items()}
+    def for_joiner(self, moments: bool) -> tuple[State, State]:
+        """What a joiner begins with, not copied: (what all replicas have alike, what is this one's own: `stateful`, and
+        the inner optimizer's state, with its `moments` for a start that is not cold)."""
+        alike, own = self.shared(), self._taken(STATEFUL, self.stateful)
+        if not self.strategy.replicated:
+            own |= _prefixed(OPTIMIZER, self.optimizer.tensors(moments))
+        if not self.buffers.shared:
+            own |= _prefixed(BUFFERS, self.buffers.state())
+        if not self.strategy.consistent:
+            alike, own = {}, alike | own
+        return _detached(alike), _detached(own)
 
     def load_as_joiner(self, state: Mapping[str, Tensor]) -> None:
         """Start from what a peer's `for_joiner` gave: at the shared parameters, with nothing unshared.
@@ -268,6 +274,10 @@ class SharedParameters:
 
 def _all_finite(state: Mapping[str, Tensor]) -> bool:
     return all(all_finite(value) for value in state.values() if value.is_floating_point())
+
+
+def _detached(state: Mapping[str, Tensor]) -> State:
+    return {name: value.detach() for name, value in state.items()}
 
 
 def _prefixed(prefix: str, state: Mapping[str, Tensor]) -> State:

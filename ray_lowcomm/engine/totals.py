@@ -21,7 +21,8 @@ class Totals:
     counts starts of a replica in mid-run, `replicas_left` those that left in order before the end. `lost_residual`
     counts numbers of an owners' residual (`strategy.combine: sharded`) that were gone with who held them. `rejected` is
     by replica: rejected rounds (something was not finite), and how many in a row; `skipped_steps` are inner steps not
-    taken for that reason. `metrics` are the last values of the user's own.
+    taken for that reason. `caught_up_rounds` are those that replicas had missed and followed later. `metrics` are the
+    last values of the user's own.
     """
 
     inner_steps: int = 0
@@ -31,6 +32,8 @@ class Totals:
     bytes_down: int = 0
     bytes: dict[int, Bytes] = field(default_factory=dict)
     state_transfer_bytes: int = 0
+    caught_up_rounds: int = 0
+    catch_up_bytes: int = 0
     compute_s: float = 0.0
     exchange_s: float = 0.0
     wait_s: float = 0.0
@@ -103,6 +106,8 @@ class Totals:
             "wire_bytes_up": self.most("wire_up"),
             "wire_bytes_down": self.most("wire_down"),
             "state_transfer_bytes": self.state_transfer_bytes,
+            "caught_up_rounds": self.caught_up_rounds,
+            "catch_up_bytes": self.catch_up_bytes,
             "compression_up": self.dense_bytes / up if up else None,
             "compression_down": self.dense_bytes / down if down else None,
             "compute_s": round(self.compute_s, 3),

@@ -1,6 +1,7 @@
 """What the engine needs from whatever carries its messages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -14,6 +15,14 @@ SIZE_BYTES = 8  # before an all-to-all each rank tells each other how much will 
 
 Result = TypeVar("Result")
 Outcome = TypeVar("Outcome", covariant=True)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A state that others have offered, and its bytes by the member that gave them."""
+
+    state: dict[str, Tensor]
+    nbytes: dict[int, int]
 
 
 class Pending(Protocol[Outcome]):
@@ -78,12 +87,21 @@ class Transport(Protocol):
         """Leave the group of the current exchange, so that what others wait for in it fails at once."""
         ...
 
-    def offer(self, state: dict[str, Tensor]) -> tuple[Any, int]:
-        """Make a state, as it is now, available to joiners: (reference that the driver can pass on, size in bytes)."""
+    def offer(self, name: str, state: dict[str, Tensor]) -> Any:
+        """Make a state, as it is now, available to others under this name: a reference that the driver can pass on."""
         ...
 
-    def fetch(self, reference: Any) -> dict[str, Tensor]:
-        """Take a state that a peer has offered. ExchangeError if the peer is gone."""
+    def withdraw(self, wanted: Collection[str]) -> None:
+        """Nobody will fetch other offers than these any more."""
+        ...
+
+    def fetch(self, sources: Mapping[int, Any]) -> Fetched:
+        """Take a state of which these members, by number, offer the same bytes: piece by piece from all of them, and
+        from the others what one of them no longer gives.
+
+        Raises:
+            ExchangeError: nobody is left that has it all.
+        """
         ...
 
 

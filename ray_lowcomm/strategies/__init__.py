@@ -1,11 +1,11 @@
 """All algorithms by name, and the settings each understands."""
 
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.schedule import Schedule
-from ray_lowcomm.core.settings import StrategySettings
+from ray_lowcomm.core.settings import FleetSettings, StrategySettings
 from ray_lowcomm.core.tracks import PARAMS, TrackSet
 from ray_lowcomm.strategies import local_adam, track_codecs
 from ray_lowcomm.strategies.contract import Algorithm, Strategy
@@ -93,6 +93,29 @@ def check_inner(
         raise local_adam.needs_moments(optimizer)
 
 
+def catches_up(settings: StrategySettings) -> bool:
+    """Whether a replica can follow rounds that it has missed, with its own work kept (`Strategy.follow`)."""
+    return algorithm(settings.name).catches_up(settings)
+
+
+def check_fleet(settings: StrategySettings, fleet: FleetSettings) -> None:
+    """SettingError where the fleet asks for what this algorithm cannot."""
+    if fleet.straggler == "catch_up" and not catches_up(settings):
+        name = "dct_momentum with variant: paper" if settings.name == "dct_momentum" else settings.name
+        allowed = f"must be wait or drop with strategy.name = {name}, which cannot follow a round that it has missed"
+        raise SettingError("fleet.straggler", fleet.straggler, allowed)
+
+
+def straggler(settings: StrategySettings, fleet: FleetSettings) -> Literal["wait", "drop", "catch_up"]:
+    """What is done with a replica that is late, or does not answer for a while: `fleet.straggler`, or what stands for
+    it."""
+    if fleet.straggler is not None:
+        return fleet.straggler
+    if catches_up(settings):
+        return "catch_up"
+    return "wait" if fleet.quorum is None else "drop"
+
+
 def schedule(settings: StrategySettings, moments: tuple[str, ...], seed: int, total: int) -> Schedule:
     """The ops of a run of `total` nominal steps; the same on all replicas and in the driver."""
     entry = algorithm(settings.name)
@@ -120,6 +143,8 @@ __all__ = [
     "Strategy",
     "algorithm",
     "build",
+    "catches_up",
+    "check_fleet",
     "check_inner",
     "dense_bytes",
     "fragments_of",
@@ -128,4 +153,5 @@ __all__ = [
     "remarks",
     "resolve",
     "schedule",
+    "straggler",
 ]

@@ -1,6 +1,6 @@
 """The anchor: an fp32 shared copy of a track, with its outer optimizer, held alike by every replica."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 import torch
@@ -110,6 +110,13 @@ class Anchor:
             self.track.add(self.track.below(self.values, launch), 1.0 - self.mix)
         self.release(launch)
 
+    def carry(self, step: Callable[[], None]) -> None:
+        """Move the replica's own parameters as far as `step` moves the anchor: θ_r ← θ_r + (θ_new − θ)."""
+        before = self.track.room().copy_(self.values)
+        step()
+        self.track.add(torch.sub(self.values, before, out=before))
+        self.release(before)
+
     def state(self) -> State:
         """Anchor and momentum by parameter name."""
         layout = self.track.layout
@@ -129,7 +136,10 @@ class Anchor:
 
 
 class Anchored(Generic[Open]):
-    """The part of the strategy contract that an anchor settles. `Open` is what is kept of an open proposal."""
+    """The part of the strategy contract that an anchor settles. `Open` is what is kept of an open proposal.
+
+    `outer_step` is the anchor's step alone, with what was received.
+    """
 
     consistent, replicated = True, False
     unshared: tuple[str, ...] = ()
@@ -138,6 +148,14 @@ class Anchored(Generic[Open]):
     def __init__(self, anchor: Anchor) -> None:
         self.anchor = anchor
         self._open: dict[str, Open] = {}
+
+    def outer_step(self, received: Received) -> None:
+        """Along the mean pseudo-gradient, dense."""
+        self.anchor.step(received.parts[0])
+
+    def follow(self, op: SyncOp, received: Received) -> None:
+        """The anchor's step, and as far the replica's own parameters."""
+        self.anchor.carry(lambda: self.outer_step(received))
 
     def check(self, proposal: str, received: Received) -> None:
         """A dense mean is finite; anything else is the codec's to check."""

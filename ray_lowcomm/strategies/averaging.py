@@ -33,12 +33,16 @@ class Averaged(Anchored[Tensor | None]):
 
     def apply(self, proposal: str, received: Received) -> None:
         """The mean, or a step towards it; the replica goes on from there."""
-        launch, mean = self._open.pop(proposal), received.parts[0]
-        if self.anchor.outer.kind == "none":
-            self.anchor.set(mean)
-        else:
-            self.anchor.step_towards(mean)
+        launch = self._open.pop(proposal)
+        self.outer_step(received)
         self.anchor.go_on(launch)
+
+    def outer_step(self, received: Received) -> None:
+        """The mean, or a step towards it."""
+        if self.anchor.outer.kind == "none":
+            self.anchor.set(received.parts[0])
+        else:
+            self.anchor.step_towards(received.parts[0])
 
 
 class AveragedMoment:
@@ -64,7 +68,14 @@ class AveragedMoment:
 
     def apply(self, proposal: str, received: Received) -> None:
         """The mean, with what was added since the launch."""
-        launch, mean = self._open.pop(proposal), received.parts[0]
+        self._take(self._open.pop(proposal), received)
+
+    def follow(self, op: SyncOp, received: Received) -> None:
+        """The mean of those that took part: what this replica's steps have added to its own has no part in it."""
+        self._take(None, received)
+
+    def _take(self, launch: Tensor | None, received: Received) -> None:
+        mean = received.parts[0]
         self._digest = torch.tensor(list(bytes.fromhex(digest_tensors([mean]))), dtype=torch.uint8)
         if launch is not None:
             change = torch.sub(mean, launch, out=launch)

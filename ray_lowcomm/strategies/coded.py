@@ -21,6 +21,7 @@ from torch import Tensor
 from ray_lowcomm.core.codecs.topk import TopK
 from ray_lowcomm.core.outer import OuterOptimizer
 from ray_lowcomm.core.payload import Received
+from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import StrategySettings, TrackCodec
 from ray_lowcomm.core.track import MomentTrack
 from ray_lowcomm.strategies.anchor import Anchor
@@ -45,9 +46,7 @@ class CodedMoment(ResidualInModel):
         taken = self.combiner.take(proposal, received)
         unshared, faded = self._open.pop(proposal), 1.0 - self.decay
         if unshared is None:
-            moved = taken.mean(out=self.track.room())
-            self.anchor.step(moved)
-            self._from_own(moved, -1.0)
+            moved = self._moved(taken.mean(out=self.track.room()))
         else:
             moved, mean = unshared, taken.mean()
             self.anchor.step(mean)
@@ -57,6 +56,18 @@ class CodedMoment(ResidualInModel):
             self.codec.add_(moved, taken.own, received.included - faded)
         self.track.write_bounded(moved, min(received.weights))
         self.anchor.release(moved)
+
+    def follow(self, op: SyncOp, received: Received) -> None:
+        """x_r ← x_r − mean m: the moment moves with the shared copy."""
+        moved = self._moved(self.combiner.follow(received, self.track.room()))
+        self.track.write_bounded(moved, min(received.weights))
+        self.anchor.release(moved)
+
+    def _moved(self, mean: Tensor) -> Tensor:
+        """Step of the shared copy along `mean` [n]; own moment − `mean`, in its place."""
+        self.anchor.step(mean)
+        self._from_own(mean, -1.0)
+        return mean
 
     def _from_own(self, change: Tensor, alpha: float) -> None:
         """Own moment + `alpha` times `change` [n], in its place."""

@@ -65,6 +65,11 @@ class Composite:
         self._digests.pop(key, None)
         self.parts[key].apply(proposal, received)
 
+    def follow(self, op: SyncOp, received: Received) -> None:
+        """As the part of this op."""
+        self._digests.pop((op.track, op.fragment), None)
+        self.of(op.track, op.fragment).follow(op, received)
+
     def discard(self, proposal: str) -> None:
         """As the part."""
         self.parts[self._open.pop(proposal)].discard(proposal)

@@ -62,6 +62,18 @@ class Strategy(Protocol):
         function of it."""
         ...
 
+    def follow(self, op: SyncOp, received: Received) -> None:
+        """Take over a committed round that this replica had no part in, while nothing is open: its shared state becomes
+        what `apply` makes of it elsewhere.
+
+        What this replica has not shared stays with it, and goes out with its next message: who has an anchor moves its
+        parameters with it, θ_r ← θ_r + (θ_new − θ). Only where `Algorithm.catches_up`.
+
+        Raises:
+            PayloadError: what was received is damaged; nothing was changed.
+        """
+        ...
+
     def check(self, proposal: str, received: Received) -> None:
         """Look at what was received before this replica votes for it; nothing visible changes. From any thread.
 
@@ -110,6 +122,7 @@ class Algorithm:
     run) depend on the settings and the optimizer's moments only, so that the driver computes them, too. `build` gets
     the replica's own seed. `remarks` says what the user should know about a run of so many
     inner steps with what `build` has made. `averages_moments`: moments of the inner optimizer are shared, too.
+    `catches_up`: a replica can follow rounds that it has missed (`Strategy.follow`), and keeps its work.
     """
 
     defaults: Mapping[str, Any]
@@ -123,3 +136,4 @@ class Algorithm:
     check: Callable[[StrategySettings], None] = field(default=lambda settings: None)
     remarks: Callable[[Strategy, StrategySettings, int], tuple[str, ...]] = field(default=lambda built, s, steps: ())
     averages_moments: bool = False
+    catches_up: Callable[[StrategySettings], bool] = field(default=lambda settings: True)

@@ -53,4 +53,5 @@ DCT_MOMENTUM = Algorithm(
     derived=_derived,
     unused=_unused,
     check=check_residual,
+    catches_up=lambda settings: settings.variant != "paper",
 )

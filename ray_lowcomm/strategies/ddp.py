@@ -34,6 +34,10 @@ class DDP:
         self._open.remove(proposal)
         self.gradients.write(received.parts[0])
 
+    def follow(self, op: SyncOp, received: Received) -> None:
+        """Never: a mean gradient makes a step only with the optimizer's state of that step."""
+        raise NotImplementedError("ddp cannot follow a round that it has missed")
+
     def check(self, proposal: str, received: Received) -> None:
         """The mean must be finite."""
         check_mean(received)
@@ -77,4 +81,4 @@ def _build(settings: StrategySettings, tracks: TrackSet, seed: int) -> Strategy:
     return DDP(tracks)
 
 
-DDP_ALGORITHM = Algorithm(defaults={}, due=_due, build=_build, final=())
+DDP_ALGORITHM = Algorithm(defaults={}, due=_due, build=_build, final=(), catches_up=lambda settings: False)

@@ -35,7 +35,7 @@ class DiLoCo(Anchored[Tensor | None]):
     def apply(self, proposal: str, received: Received) -> None:
         """Outer step; the replica goes on from the anchor."""
         launch = self._open.pop(proposal)
-        self.anchor.step(received.parts[0])
+        self.outer_step(received)
         self.anchor.go_on(launch)
 
 

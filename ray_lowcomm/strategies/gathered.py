@@ -72,6 +72,11 @@ class Combiner(Protocol):
         """Close a proposal that is committed. PayloadError as `check`, if that was not called before."""
         ...
 
+    def follow(self, received: Received, out: Tensor | None = None) -> Tensor:
+        """The weighted mean, flat [n], of a committed exchange that this replica had no part in; written into `out` if
+        given. PayloadError as `check`."""
+        ...
+
     def discard(self, key: str) -> None:
         """Close a proposal as if it had never been made, also one that was not opened."""
         ...
@@ -122,6 +127,12 @@ class Gather:
         parsed = checked[1] if checked is not None and checked[0] is received else self._parse(received, own)
         return Taken(self.codec, own[1], parsed, received.weights, self.reduce)
 
+    def follow(self, received: Received, out: Tensor | None = None) -> Tensor:
+        """Of all messages, with the members' weights."""
+        parsed = self._parse(received, None)
+        self._owners = None
+        return self.codec.decode_mean(parsed, received.weights, self.reduce, out)
+
     def discard(self, key: str) -> None:
         """Forget it."""
         self._own.pop(key, None)
@@ -143,11 +154,11 @@ class Gather:
         """Numbers of a residual that had owners."""
         return 0 if self._owners is None else self.codec.layout.numel
 
-    def _parse(self, received: Received, own: tuple[Tensor, Content]) -> list[Content]:
-        parsed, (sent, kept) = [], own
+    def _parse(self, received: Received, own: tuple[Tensor, Content] | None) -> list[Content]:
+        parsed = []
         for member, message in zip(received.members, received.parts, strict=True):
-            if torch.equal(message, sent):  # came back as it was: what it holds is known
-                parsed.append(kept)
+            if own is not None and torch.equal(message, own[0]):  # came back as it was: what it holds is known
+                parsed.append(own[1])
                 continue
             try:
                 parsed.append(self.codec.parse(message))
@@ -185,6 +196,12 @@ class Gathered(Anchored[Open], Generic[Open]):
         """State changes only at `apply`, so nothing is put back."""
         super().discard(proposal)
         self.combiner.discard(proposal)
+
+    def outer_step(self, received: Received) -> None:
+        """Along the mean of the messages."""
+        mean = self.combiner.follow(received, self.anchor.track.room())
+        self.anchor.step_(mean)
+        self.anchor.release(mean)
 
     def shared_state(self) -> State:
         """Anchor, outer momentum, and what the combiner has."""

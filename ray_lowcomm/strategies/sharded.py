@@ -168,6 +168,13 @@ class Sharded:
         self.owners = received.members
         return Taken(self.codec, own, [mean], (1.0,), "replicas")
 
+    def follow(self, received: Received, out: Tensor | None = None) -> Tensor:
+        """Of the owners' messages. Who took no part owns nothing."""
+        parsed = self._parse(received)
+        self.owners, self.held = received.members, None
+        mean = self.ranges.join(self.shards(len(received.members)), parsed)
+        return self.codec.decode_mean([mean], (1.0,), "replicas", out)
+
     def discard(self, key: str) -> None:
         """Forget it."""
         if key in self._open:

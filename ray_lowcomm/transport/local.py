@@ -7,7 +7,7 @@ virtual: it moves only when everybody waits.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -25,7 +25,7 @@ from ray_lowcomm.engine.coordinator import Coordinator
 from ray_lowcomm.engine.member import TrainLoop, run_member
 from ray_lowcomm.engine.membership import PRESENT
 from ray_lowcomm.engine.run_spec import Host, RunSpec
-from ray_lowcomm.engine.transport import Pending
+from ray_lowcomm.engine.transport import Fetched, Pending
 
 MAX_IDLE_TICKS = 100_000
 POLL_S = 0.25
@@ -339,14 +339,20 @@ class LocalLink:
     def close(self) -> None:
         """Nothing: who votes against an exchange ends it for all."""
 
-    def offer(self, state: dict[str, Tensor]) -> tuple[Any, int]:
+    def offer(self, name: str, state: dict[str, Tensor]) -> Any:
         """Copies."""
-        state = {name: value.detach().clone() for name, value in state.items()}
-        return state, sum(v.numel() * v.element_size() for v in state.values())
+        return {key: value.detach().clone() for key, value in state.items()}
 
-    def fetch(self, reference: Any) -> dict[str, Tensor]:
-        """The state itself."""
-        return dict(reference)
+    def withdraw(self, wanted: Collection[str]) -> None:
+        """Nothing: who holds a reference has it."""
+
+    def fetch(self, sources: Mapping[int, Any]) -> Fetched:
+        """The state itself, in equal shares."""
+        if not sources:
+            raise ExchangeError("nobody is left that offers it")
+        state = {key: value.clone() for key, value in next(iter(sources.values())).items()}
+        share, rest = divmod(sum(v.numel() * v.element_size() for v in state.values()), len(sources))
+        return Fetched(state, {member: share + (i < rest) for i, member in enumerate(sorted(sources))})
 
     def die(self) -> None:
         """As SIGKILL would."""

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,11 +14,12 @@ import torch.distributed as dist
 from ray.exceptions import GetTimeoutError, RayError
 from torch import Tensor
 
-from ray_lowcomm.core.digest import tensor_bytes
 from ray_lowcomm.core.errors import ExchangeError, FleetError
 from ray_lowcomm.core.payload import Gather, Mean, Step, Swap
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.transport import Fetched
 from ray_lowcomm.transport.ray_collective import LowCommGroup, Rendezvous, close_group, open_group
+from ray_lowcomm.transport.ray_offers import Offers, fetch
 
 ASK_TIMEOUT_S = 10.0
 Result = TypeVar("Result")
@@ -98,7 +99,7 @@ class RayTransport:
         self._store = dist.TCPStore(self._host, 0, None, True, wait_for_workers=False)
         self._group: LowCommGroup | None = None
         self._generation = -1
-        self._offered: Any = None
+        self._offers = Offers()
 
     @property
     def endpoint(self) -> Endpoint:
@@ -149,25 +150,17 @@ class RayTransport:
         if group is not None:
             close_group(group)
 
-    def offer(self, state: dict[str, Tensor]) -> tuple[Any, int]:
-        """Put the state into the object store; the driver passes the reference on, the bytes go from node to node."""
-        # numpy arrays go into the store from where they are, without a copy of all of them before
-        data = {name: (value.dtype, tuple(value.shape), tensor_bytes(value).numpy()) for name, value in state.items()}
-        # the object lives as long as its owner holds the reference
-        self._offered = ray.put(data)
-        return [self._offered], sum(bytes_.nbytes for _, _, bytes_ in data.values())
-
-    def fetch(self, reference: Any) -> dict[str, Tensor]:
+    def offer(self, name: str, state: dict[str, Tensor]) -> Any:
         """See `Transport`."""
-        try:
-            data = ray.get(reference[0], timeout=600.0)
-        except RayError as error:
-            raise ExchangeError(f"the peer that offered its state is gone ({type(error).__name__})") from error
-        # copies, as what is in the store cannot be written to
-        state = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape, _) in data.items()}
-        for name, (_, _, bytes_) in data.items():
-            tensor_bytes(state[name]).numpy()[:] = bytes_
-        return state
+        return self._offers.add(name, state)
+
+    def withdraw(self, wanted: Collection[str]) -> None:
+        """See `Transport`."""
+        self._offers.withdraw(wanted)
+
+    def fetch(self, sources: Mapping[int, Any]) -> Fetched:
+        """See `Transport`."""
+        return fetch(sources, self._member)
 
     def _group_of(self, plan: m.Plan) -> LowCommGroup:
         if self._group is not None and self._generation == plan.generation:

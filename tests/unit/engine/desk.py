@@ -67,9 +67,37 @@ class Desk:
             problem = "" if ok else "cut off"
             self.send(m.Vote(index, self.welcomes[index].incarnation, number, ok, digest, problem, **more))
 
-    def offer(self, index, *joiners, round_number=None):
+    def offer(self, *indices, round_number=None):
+        """These offer their state."""
         number = self.coordinator.round if round_number is None else round_number
-        self.send(m.Offer(index, number, joiners, f"state of {index}", 100))
+        for index in indices:
+            self.send(m.Offer(index, number, f"state of {index}", digest="shared"))
+
+    def back(self, *indices, nbytes=100):
+        """These have loaded the state that they were welcomed with, from the first that offers it."""
+        for index in indices:
+            welcome = self.welcomes[index]
+            self.send(m.Back(index, welcome.incarnation, {min(welcome.state.sources): nbytes}))
+
+    def keep(self, *indices, round_number=None):
+        """These offer what they have received in a round."""
+        number = self.coordinator.round if round_number is None else round_number
+        for index in indices:
+            missed = m.Missed(number, (), (0,), (1.0,), "received")
+            self.send(m.Kept(index, missed, f"round of {index}"))
+
+    def hush(self, *indices):
+        """These do not answer."""
+        for index in indices:
+            incarnation = self.coordinator.members[index].incarnation
+            self.coordinator.silent(index, incarnation, "does not answer", self.now)
+            self.collect()
+
+    def wake(self, *indices):
+        """These answer again."""
+        for index in indices:
+            self.coordinator.heard(index, self.coordinator.members[index].incarnation, self.now)
+            self.collect()
 
     def lose(self, *indices, why="killed"):
         for index in indices:

@@ -19,12 +19,12 @@ class Player:
     """One replica as the driver sees it: what it would ask next, and whether it waits for an answer."""
 
     def __init__(self, index):
-        self.index, self.over = index, False
+        self.index, self.over, self.keeps = index, False, []
         self.start()
 
     def start(self):
         """A new process."""
-        self.waits, self.incarnation, self.round = False, 0, 0
+        self.waits, self.incarnation, self.round, self.sleeps = False, 0, 0, False
         self.next = [m.Join(self.index, "as built", {"model.dense_bytes": str(SIZE)})]
 
     def arrival(self):
@@ -45,16 +45,30 @@ class Player:
             self._end(answer.checkpoint, answer.write_shared)
         elif isinstance(answer, m.Welcome):
             self.incarnation, self.round = answer.incarnation, answer.round
-            self._go_on(answer.serve, answer.launch is not None)
+            if answer.state is not None:
+                self.next = [m.Back(self.index, self.incarnation, dict.fromkeys(answer.state.sources, 1))]
+            else:
+                self._go_on(answer.serve, answer.launch is not None)
+        elif isinstance(answer, m.Return):
+            numbers = [missed.round for missed in answer.missed]
+            assert numbers == list(range(self.round + 1, answer.round + 1)), (self.round, answer)
+            self.round = answer.round
+            self.next = [m.CaughtUp(self.index, len(numbers), {})] if numbers else []
+            self.next += [self.arrival() if answer.launch is not None else m.Finished(self.index, "same")]
         else:
             self.round = answer.round
+            self.keeps = [self.kept()] if answer.keep else []
             if answer.inner_steps:
                 self._go_on(answer.serve, True, answer.checkpoint, answer.write_shared)
             else:
                 self._end(answer.checkpoint, answer.write_shared)
 
+    def kept(self):
+        return m.Kept(self.index, m.Missed(self.round, (), (0,), (1.0,), "history"), "round")
+
     def _go_on(self, serve, launches, checkpoint=None, shared=False):
-        self.next = [m.Offer(self.index, self.round, serve, "state", 1)] if serve else []
+        keeps, self.keeps = self.keeps, []
+        self.next = keeps + ([m.Offer(self.index, self.round, "state")] if serve else [])
         self.next += self._saved(checkpoint, shared)
         self.next += [self.arrival() if launches else m.Finished(self.index, "same")]
 
@@ -74,21 +88,25 @@ class Play:
         self.players = [Player(index) for index in desk.answers]
         self.dealt = {}  # round -> what its commits have said
 
-    def go(self, deaths=0, leavers=0, stop=False):
+    def go(self, deaths=0, leavers=0, stop=False, naps=0):
         """Play until nobody has anything to say any more, with so many accidents on the way."""
-        accidents = [self.die] * deaths + [self.leave] * leavers + [self.stop] * stop
+        accidents = [self.die] * deaths + [self.leave] * leavers + [self.stop] * stop + [self.nap] * naps
         self.luck.shuffle(accidents)
         for _ in range(3000):
             if accidents and self.luck.random() < 0.02:
                 accidents.pop()()
-            able = [player for player in self.players if player.next and not player.waits]
+            for player in self.players:
+                if player.sleeps and self.luck.random() < 0.03:
+                    self.wake(player)
+            able = [player for player in self.players if player.next and not player.waits and not player.sleeps]
             if able:
                 self.say(self.luck.choice(able))
             elif all(player.over for player in self.players):
                 return
             else:
                 self.desk.wait(1)
-                assert self.desk.now < 200, [(p.index, p.waits, p.next) for p in self.players]
+                states = {i: x.state for i, x in self.desk.coordinator.members.items()}
+                assert self.desk.now < 200, ([(p.index, p.waits, p.sleeps, p.next) for p in self.players], states)
             self.hear()
         raise AssertionError("the run does not come to an end")
 
@@ -102,6 +120,8 @@ class Play:
 
     def hear(self):
         for player in self.players:
+            if player.sleeps:
+                continue
             for answer in self.desk.answers[player.index]:
                 assert player.waits, answer  # no answer without a question
                 if isinstance(answer, m.Commit):
@@ -118,6 +138,17 @@ class Play:
             self.desk.answers[player.index].clear()
             player.start()
 
+    def nap(self):
+        """A process that does not answer for a while; what it is answered it reads when it goes on."""
+        player = self.luck.choice(self.players)
+        if player.index in self.desk.coordinator.members and not player.over and not player.sleeps:
+            player.sleeps = True
+            self.desk.hush(player.index)
+
+    def wake(self, player):
+        player.sleeps = False
+        self.desk.wake(player.index)
+
     def leave(self):
         self.desk.coordinator.leave(self.luck.choice(self.players).index, "its node is drained", self.desk.now)
         self.desk.collect()
@@ -130,13 +161,14 @@ class Play:
 @pytest.mark.parametrize("overlap", [0, 3, H, "auto"])
 @pytest.mark.parametrize("replicas", [3, [1, 4]])
 @pytest.mark.parametrize("stop", [False, True])
-def test_whatever_happens_the_run_comes_to_an_end(replicas, overlap, stop):
+@pytest.mark.parametrize("naps", [0, 4])
+def test_whatever_happens_the_run_comes_to_an_end(replicas, overlap, stop, naps):
     for seed in range(40):
         patience = {"max_failures": 99, "max_retries": 99, "grace_s": 5, "start_s": 50}
         strategy, checkpoint = {"overlap_steps": overlap}, CheckpointSettings(every=2)
         desk = Desk(replicas, strategy=strategy, total=H * ROUNDS, checkpoint=checkpoint, **patience)
         play = Play(desk, seed)
-        play.go(deaths=seed % 4, leavers=0 if replicas == 3 else seed % 3, stop=stop)
+        play.go(deaths=seed % 4, leavers=0 if replicas == 3 else seed % 3, stop=stop, naps=naps)
         coordinator = desk.coordinator
         assert coordinator.ended or coordinator.failure.startswith(EXCUSES), (seed, coordinator.failure)
         late = {record["round"]: record["overlap_steps"] for record in desk.said("record")}

@@ -71,16 +71,16 @@ def test_each_step_is_counted_once(tmp_path, strategy):
 def test_what_is_sent_again_is_what_was_launched(tmp_path, monkeypatch, strategy):
     """Inner steps were taken between the two attempts."""
     plain = run(tmp_path / "plain", strategy, every=0)
-    history, tried = Round._history, set()
+    check, tried = Round._checked, set()
 
     def fails_at_first(self, plan, parts):
-        found = history(self, plan, parts)
+        found = check(self, plan, parts)
         if self.seat.member == 1 and plan.round not in tried:
             tried.add(plan.round)
             raise PayloadError("made up")
         return found
 
-    monkeypatch.setattr(Round, "_history", fails_at_first)
+    monkeypatch.setattr(Round, "_checked", fails_at_first)
     retried = run(tmp_path / "retried", strategy, every=0)
     assert retried.summary["rounds_retried"] == len(tried) == STEPS // period(strategy)
     assert_agrees(retried, strategy)

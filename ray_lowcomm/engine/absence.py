@@ -1,0 +1,121 @@
+"""Members that miss rounds: who is absent, what is kept for it, and how it comes back with its work."""
+
+from ray_lowcomm.engine import answers, losses
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.fleet_state import FleetState, Past
+from ray_lowcomm.engine.membership import AWAY, LIVE, Member, MemberState
+
+CAN_MISS = (MemberState.TRAINING, MemberState.ARRIVED, MemberState.EXCHANGING, MemberState.RETURNING)
+
+
+def miss(fleet: FleetState, member: Member, why: str) -> None:
+    """Rounds go on without this member; it may come back with its work."""
+    in_exchange = fleet.exchange is not None and member.state is MemberState.EXCHANGING
+    if in_exchange and member.vote is None and fleet.exchange is not None:
+        fleet.exchange.broken = True
+    waits = (MemberState.ARRIVED, MemberState.RETURNING)
+    member.asks = member.state in waits or (in_exchange and member.vote is not None)
+    fleet.notice(f"round {fleet.round + 1}: goes on without replica {member.index} ({why}) until it is back")
+    member.state, member.silent_since = MemberState.ABSENT, fleet.now
+    losses.stop_waiting(fleet, member)
+
+
+def silent(fleet: FleetState, index: int, why: str) -> None:
+    """A member does not answer, though its process is not known to be dead."""
+    member = fleet.members.get(index)
+    if member is None or fleet.over:
+        return
+    if member.state is MemberState.ABSENT:
+        member.silent_since = fleet.now if member.silent_since is None else member.silent_since
+    elif fleet.plan.catches_up and member.state in CAN_MISS:
+        miss(fleet, member, why)
+
+
+def heard(fleet: FleetState, index: int) -> None:
+    """A member answers again."""
+    member = fleet.members.get(index)
+    if member is None or member.state is not MemberState.ABSENT:
+        return
+    member.silent_since = None if member.loads is not None else fleet.now
+    if member.asks:
+        come_back(fleet, member)
+    elif member.loads is None and member.stands == fleet.round and fleet.exchange is None and fleet.in_state(*LIVE):
+        member.state, member.silent_since = MemberState.TRAINING, None
+        fleet.notice(f"round {fleet.round + 1}: replica {index} answers again: it has missed nothing")
+
+
+def come_back(fleet: FleetState, member: Member) -> None:
+    """A member that is away asks to take part again."""
+    if fleet.over:
+        _send_home(fleet, member)
+        return
+    member.state, member.asks, member.silent_since = MemberState.RETURNING, True, None
+
+
+def keep(fleet: FleetState, alive: list[Member]) -> bool:
+    """Whether the round that has just been committed is kept, for those that have missed it. Who has missed too many
+    must begin anew."""
+    for member in fleet.in_state(MemberState.ABSENT):
+        missed = fleet.round - member.stands
+        if member.loads is None and missed > fleet.plan.fleet.keep_rounds:
+            _too_late(fleet, member, missed)
+    if not fleet.in_state(*AWAY):
+        return False
+    fleet.past[fleet.round] = Past({member.index for member in alive})
+    return True
+
+
+def answer_if_complete(fleet: FleetState) -> None:
+    """Who would take part again may, between two exchanges, once all that it has missed can be had."""
+    for member in fleet.in_state(MemberState.RETURNING):
+        if fleet.over:
+            _send_home(fleet, member)
+        elif fleet.exchange is None:
+            _answer(fleet, member)
+
+
+def caught_up(fleet: FleetState, done: m.CaughtUp) -> None:
+    """A member has followed what it had missed."""
+    fleet.note(done)
+    fleet.book.count_catch_up(done)
+
+
+def end(fleet: FleetState) -> None:
+    """The last round is committed: what those that are away have not shared is lost."""
+    for member in fleet.in_state(*AWAY):
+        steps = member.arrival.steps if member.arrival else member.planned
+        if member.loads is None and steps:
+            fleet.book.totals.lost_inner_steps += steps
+            fleet.notice(f"replica {member.index} was not back at the end: its {steps} steps are lost")
+
+
+def _answer(fleet: FleetState, member: Member) -> None:
+    pasts = [fleet.past.get(number) for number in range(member.stands + 1, fleet.round + 1)]
+    missed = [past.missed for past in pasts if past is not None and past.missed is not None and past.missed.sources]
+    if len(missed) == len(pasts):
+        _return(fleet, member, tuple(missed))
+    elif not all(past is not None and (past.waits or (past.missed and past.missed.sources)) for past in pasts):
+        member.state, member.asks = MemberState.OUT, False
+        fleet.answer(member.index, m.Reset("nobody has kept what it had missed"))
+
+
+def _return(fleet: FleetState, member: Member, missed: tuple[m.Missed, ...]) -> None:
+    member.state, member.asks, member.loads = MemberState.TRAINING, False, None
+    member.arrival, member.vote = None, None
+    member.planned = max(0, fleet.steps_to_next() - fleet.where.late)  # it begins where the last round is applied
+    answer = answers.to_return(fleet, member, missed)
+    member.stands, member.knows = fleet.round, fleet.dealt
+    fleet.answer(member.index, answer)
+
+
+def _too_late(fleet: FleetState, member: Member, missed: int) -> None:
+    asks, member.state, member.asks = member.asks, MemberState.OUT, False
+    limit = f"fleet.keep_rounds = {fleet.plan.fleet.keep_rounds}"
+    fleet.notice(f"replica {member.index} has missed {missed} rounds ({limit}): it must begin anew")
+    if asks:
+        fleet.answer(member.index, m.Reset(f"it has missed more rounds than are kept ({limit})"))
+
+
+def _send_home(fleet: FleetState, member: Member) -> None:
+    member.asks = False
+    fleet.dismiss(member, fleet.failure or fleet.halt.reason or "the run has ended")
