@@ -57,7 +57,7 @@ def keep(fleet: FleetState, alive: list[Member]) -> bool:
     must begin anew."""
     for member in fleet.in_state(MemberState.ABSENT):
         missed = fleet.round - member.stands
-        if member.loads is None and missed > fleet.plan.fleet.keep_rounds:
+        if member.loads is None and missed > fleet.plan.kept_rounds:
             _too_late(fleet, member, missed)
     if not fleet.in_state(*AWAY):
         return False
@@ -110,6 +110,8 @@ def _return(fleet: FleetState, member: Member, missed: tuple[m.Missed, ...]) -> 
 
 def _too_late(fleet: FleetState, member: Member, missed: int) -> None:
     asks, member.state, member.asks = member.asks, MemberState.OUT, False
+    member.counted = member.arrival.steps if member.arrival else member.planned  # it says more if it is ever back
+    fleet.book.totals.lost_inner_steps += member.counted
     limit = f"fleet.keep_rounds = {fleet.plan.fleet.keep_rounds}"
     fleet.notice(f"replica {member.index} has missed {missed} rounds ({limit}): it must begin anew")
     if asks:

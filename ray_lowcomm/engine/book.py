@@ -39,6 +39,11 @@ class RunPlan:
         """Whether a replica that has missed rounds keeps its work and follows them."""
         return strategies.straggler(self.strategy, self.fleet) == "catch_up"
 
+    @property
+    def kept_rounds(self) -> int:
+        """How many rounds an absent replica may miss; a round of fragments is one of all of them."""
+        return self.fleet.keep_rounds * (self.strategy.fragments or 1)
+
 
 @dataclass(frozen=True)
 class Event:

@@ -257,7 +257,8 @@ class Driver:
             self._drain()
 
     async def _watch(self, member: int, attachment: Attachment) -> None:
-        """Notice death within a fraction of a second, and a stopped process within the ping's timeout."""
+        """Notice death within a fraction of a second, and within the ping's timeout that a process does not answer."""
+        silent = False
         while attachment.token not in self._gone:
             await asyncio.sleep(WATCH_S)
             why, process = "", f"process {attachment.pid}"
@@ -276,8 +277,11 @@ class Driver:
                     task.add_done_callback(self._rests.discard)
             if self._attached.get(member) is not attachment:
                 return
-            if why:
+            if attachment.token in self._gone:
                 self._lost(member, attachment.token, why)
+            elif why or silent:
+                self._silent(member, attachment.token, why)
+            silent = bool(why)
 
     async def _show_rest(self, member: int, attachment: Attachment) -> None:
         """The last words of a process that died before it could pass them on."""
@@ -290,13 +294,24 @@ class Driver:
         if lines:
             self._emit(Event("output", (member, lines)))
 
+    def _silent(self, member: int, token: str, why: str) -> None:
+        """A process does not answer, or (`why` is '') does so again."""
+        known = self._coordinator.members.get(member)
+        if known is None or self._joined.get(member) != token:
+            return
+        if why:
+            self._coordinator.silent(member, known.incarnation, why, time.monotonic())
+        else:
+            self._coordinator.heard(member, known.incarnation, time.monotonic())
+        self._drain()
+
     def _lost(self, member: int, token: str, why: str) -> None:
         known, joined = self._coordinator.members.get(member), self._joined.get(member) == token
         if joined and known is not None:
             self._coordinator.lost(member, known.incarnation, why, time.monotonic())
-        elif token in self._gone:
+        else:
             self._coordinator.died_early(member, why, time.monotonic())
-        if token in self._gone and joined:
+        if joined:
             self._deliver([(member, m.Stop(f"this process was given up: {why}"))], requester=None)
         self._drain()
 

@@ -28,6 +28,7 @@ from ray_lowcomm.engine.run_spec import Host, RunSpec
 from ray_lowcomm.engine.transport import Fetched, Pending
 
 MAX_IDLE_TICKS = 100_000
+SILENT_S = 10.0  # of virtual time: a replica that hangs for longer is one that does not answer
 POLL_S = 0.25
 STOP_S = 6.0
 Result = TypeVar("Result")
@@ -208,6 +209,19 @@ class LocalFleet:
             raise _Abandoned
         me.ready = lambda: True
 
+    def hang(self, index: int, seconds: float) -> None:
+        """Do nothing for so many seconds of virtual time; after some of them the replica is one that is silent."""
+        until, known = self.clock + seconds, self.coordinator.members[index]
+        if seconds > SILENT_S:
+            silent = self.clock + SILENT_S
+            self.wait(index, lambda: self.clock >= silent)
+            self.coordinator.silent(index, known.incarnation, "hangs", self.clock)
+            self._deliver()
+        self.wait(index, lambda: self.clock >= until)
+        if seconds > SILENT_S:
+            self.coordinator.heard(index, known.incarnation, self.clock)
+            self._deliver()
+
     def send(self, index: int, request: m.Request) -> Pending[m.Answer]:
         """Hand a request to the coordinator; the answer may be there later."""
         me = self._members[index]
@@ -359,6 +373,5 @@ class LocalLink:
         raise SimulatedDeath
 
     def sleep(self, seconds: float) -> None:
-        """Sleep in virtual time."""
-        until = self.fleet.clock + seconds
-        self.fleet.wait(self.index, lambda: self.fleet.clock >= until)
+        """Hang in virtual time."""
+        self.fleet.hang(self.index, seconds)

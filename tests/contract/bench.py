@@ -77,6 +77,12 @@ def members(case: Case, count: int) -> list[Member]:
     return [member(case, i) for i in range(count)]
 
 
+def join(joiner: Member, donor: Member) -> None:
+    """The joiner loads the donor's state, moments with it."""
+    alike, own = donor.state.for_joiner(moments=True)
+    joiner.state.load_as_joiner(alike | own)
+
+
 def train_to_launch(fleet: Sequence[Member]) -> tuple[SyncOp, ...]:
     """Train all up to the next launch of ops, with DDP up to the gradients of that step; returns the ops."""
     target = fleet[0].schedule.next_step(fleet[0].step)

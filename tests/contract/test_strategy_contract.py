@@ -15,6 +15,7 @@ from .bench import (
     Member,
     conclude,
     exchange,
+    join,
     member,
     members,
     play_round,
@@ -296,7 +297,7 @@ def test_joiner_starts_at_the_shared_state_of_its_donor(case: Case) -> None:
     for _ in range(2):
         play_round(fleet)
     donor, joiner = fleet[0], member(case, 2)
-    joiner.state.load_as_joiner(donor.state.for_joiner())
+    join(joiner, donor)
     joiner.step = donor.step
     assert digest_tensors(joiner.strategy.shared_state().values()) == digest_tensors(
         donor.strategy.shared_state().values()

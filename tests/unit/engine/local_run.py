@@ -101,7 +101,8 @@ OPTIMIZERS = {
 
 @dataclass
 class Setup:
-    """A run. `strategy` are fields of StrategySettings, `fleet` of FleetSettings, `every` and `keep` of checkpoints."""
+    """A run. `strategy` are fields of StrategySettings, `fleet` of FleetSettings, `every` and `keep` of checkpoints;
+    `step_s` is the virtual time of an inner step."""
 
     directory: str
     strategy: dict
@@ -118,6 +119,7 @@ class Setup:
     seed: int = 0
     fleet: dict = field(default_factory=dict)
     skip_nonfinite: bool = True
+    step_s: float = 0.0
 
     def plans(self, resume):
         strategy = strategies.resolve(StrategySettings(**self.strategy))
@@ -183,6 +185,8 @@ class Setup:
             noisy = x.sum(1, keepdim=True) + 0.1 * torch.randn(8, 1)
             loss = ((model(x.to(dtype_of(model))).float() - noisy) ** 2).mean()
             loss.backward()
+            if self.step_s:
+                context.host.sleep(self.step_s)
             outcome.stopping = outcome.stopping or outcome.stop_at == (index, len(trace) + 1)
             step = replica.step_number
             replica.step(loss, tokens=8)

@@ -6,7 +6,7 @@ import torch
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import StrategySettings, TrackCodec
-from tests.contract.bench import Member, conclude, exchange, member, members, play_round, propose, train_to_launch
+from tests.contract.bench import Member, conclude, exchange, join, member, members, play_round, propose, train_to_launch
 from tests.contract.cases import Case, adopt, momentum
 from tests.contract.fleet import adamw
 
@@ -133,7 +133,7 @@ def test_a_joiner_takes_the_moments_of_its_donor_and_the_shared_copies() -> None
     for _ in range(2):
         play_round(fleet)
     joiner = member(case, 2)
-    joiner.state.load_as_joiner(fleet[0].state.for_joiner())
+    join(joiner, fleet[0])
     for track in ("exp_avg", "exp_avg_sq"):
         assert torch.equal(joiner.tracks.read(track), fleet[0].tracks.read(track))
         assert torch.equal(_copy(joiner, track), _copy(fleet[0], track))

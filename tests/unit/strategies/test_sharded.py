@@ -13,7 +13,7 @@ from ray_lowcomm.core.payload import Payload, Received, Seats
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.strategies import resolve
 from ray_lowcomm.strategies.sharded import Sharded
-from tests.contract.bench import Member, conclude, member, propose, train_to_launch
+from tests.contract.bench import Member, conclude, join, member, propose, train_to_launch
 from tests.contract.cases import Case
 
 FEW: dict[str, Any] = {"inner_steps": 1, "chunk_size": 4, "topk": 3, "combine": "sharded"}
@@ -210,7 +210,7 @@ def test_a_joiner_hands_on_nothing_even_if_it_has_a_number_that_owned() -> None:
     fleet = fleet_of(CASES[0], 3)
     play(fleet)
     again = member(Case("x", StrategySettings(**CASES[0])), 1)
-    again.state.load_as_joiner(fleet[0].state.for_joiner())
+    join(again, fleet[0])
     again.step = fleet[0].step
     assert combiner(again).owners == (0, 1, 2)
     assert play([fleet[0], again, fleet[2]]) == combiner(fleet[0]).ranges.cut(3)[1].size
