@@ -95,6 +95,7 @@ class LoopConfig(BaseModel):
                 raise SettingError(f"faults[{number}].replica", fault.replica, allowed)
         strategy, inner = strategies.resolve(self.strategy, self.inner.steps), self.inner
         strategies.check_inner(self.strategy, inner.state_on_sync, getattr(inner, "optimizer", ""), moments_of(inner))
+        strategies.check_fleet(strategy, self.fleet)
         return self.model_copy(update={"strategy": strategy})
 
 

@@ -66,6 +66,19 @@ def _several(config: Any) -> bool:
     return bool(config.fleet.max_replicas > 1)
 
 
+def _catches_up(config: Any) -> bool:
+    from ray_lowcomm import strategies  # torch takes a second to import
+
+    return strategies.straggler(config.strategy, config.fleet) == "catch_up"
+
+
+def _moments_are_own(config: Any) -> bool:
+    """Whether replicas have moments of their own, which none of their messages hold."""
+    from ray_lowcomm import strategies  # torch takes a second to import
+
+    return _shares_parameters(config) and not strategies.algorithm(config.strategy.name).averages_moments
+
+
 def _shares_parameters(config: Any) -> bool:
     schedule = _schedule(config)
     return schedule.final != () or any(op.track == "params" for op in schedule.ops(schedule.next_step(0) or 1))
@@ -136,7 +149,7 @@ EFFECTS: tuple[Effect, ...] = (
             *_names("strategy", "combine", "reduce"),
             "model.buffers",
             "inner.buffers",
-            *_names("fleet", "pace", "deadline_s", "hang_s"),
+            *_names("fleet", "pace", "deadline_s", "hang_s", "straggler", "joiner_moments"),
         ),
         ("fleet.replicas",),
         _several,
@@ -158,7 +171,19 @@ EFFECTS: tuple[Effect, ...] = (
         ("fleet.grace_s",),
         ("fleet.quorum", "fleet.replicas"),
         lambda c: c.fleet.quorum is not None or c.fleet.elastic,
-        "fleet.quorum with fleet.straggler: drop, or fleet.replicas to [min, max]",
+        "fleet.quorum, or fleet.replicas to [min, max]",
+    ),
+    Effect(
+        ("fleet.keep_rounds",),
+        ("fleet.replicas", "fleet.straggler", "strategy.name"),
+        lambda c: _several(c) and _catches_up(c),
+        "fleet.straggler to catch_up, with a strategy that can, and fleet.replicas to 2 or more",
+    ),
+    Effect(
+        ("fleet.joiner_moments",),
+        ("strategy.name",),
+        _moments_are_own,
+        "strategy.name to one that leaves the optimizer's state with its replica",
     ),
     Effect(
         _names("fleet", "address", "cohorts", "collective", "start_s", "resources_per_replica"),

@@ -121,6 +121,8 @@ CASES = {
     "fleet.hang_s": Case("9"),
     "fleet.start_s": Case("9"),
     "fleet.straggler": Case("drop", plan),
+    "fleet.keep_rounds": Case("9"),
+    "fleet.joiner_moments": Case("zero"),
     "fleet.max_retries": Case("2"),
     "fleet.max_failures": Case("2"),
     "faults": Case('[{"do": "kill", "replica": 1, "round": 3}]'),

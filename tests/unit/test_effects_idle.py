@@ -56,6 +56,14 @@ IDLE = {
     "pace of H = 1": (one("fleet.pace", "by_speed", "--strategy.inner_steps", "1"), "fleet.pace"),
     "quorum of all": (one("fleet.quorum", "2", "--fleet.straggler", "drop"), "fleet.quorum"),
     "grace": (one("fleet.grace_s", "9"), "fleet.grace_s"),
+    "straggler of one": (one("fleet.straggler", "wait", "--fleet.replicas", "1"), "fleet.straggler"),
+    "kept for nobody": (one("fleet.keep_rounds", "9", "--fleet.straggler", "wait"), "fleet.keep_rounds"),
+    "kept of ddp": (one("fleet.keep_rounds", "9", "--strategy.name", "ddp"), "fleet.keep_rounds"),
+    "moments of ddp": (one("fleet.joiner_moments", "zero", "--strategy.name", "ddp"), "fleet.joiner_moments"),
+    "moments that are shared": (
+        one("fleet.joiner_moments", "zero", "--strategy.name", "local_adam"),
+        "fleet.joiner_moments",
+    ),
     "local address": (one("fleet.address", "x", "--fleet.transport", "local"), "fleet.address"),
     "local labels": (
         one("fleet.cohorts", '[{"replicas": 2, "label_selector": {"a": "b"}}]', "--fleet.transport", "local"),

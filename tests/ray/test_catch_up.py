@@ -1,0 +1,88 @@
+"""A replica's process is stopped for some rounds and goes on: they go on without it, and it comes back with its work."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ray_lowcomm import LowCommTrainer
+from tests.ray.fleets import Notes
+
+TOPK = {"name": "topk_diloco", "chunk_size": 4, "topk": 4}
+STRATEGIES = {
+    "blocking": TOPK | {"inner_steps": 4},
+    "overlapped": TOPK | {"inner_steps": 4, "overlap_steps": 4},
+    "fragments": TOPK | {"inner_steps": 8, "fragments": 2, "overlap_steps": 2},
+}
+ROUNDS, MISSED, STOPPED = 30, 3, 1
+
+
+class Loop:
+    """Steps that take a while; says which process it is in, and how many steps it has taken."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, context):
+        Path(self.folder, f"pid_{context.index}").write_text(str(os.getpid()))
+        model = torch.nn.Linear(6, 3)
+        replica = context.wrap(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+        taken = 0
+        while not replica.finished:
+            loss = (model(torch.randn(8, 6)) ** 2).mean()
+            loss.backward()
+            replica.step(loss, 8)
+            taken += 1
+            time.sleep(0.1)
+        Path(self.folder, f"steps_{context.index}").write_text(str(taken))
+
+
+class Stopping(Notes):
+    """Stops a replica's process after round 3, and lets it go on when it has missed some rounds."""
+
+    folder = ""
+    stopped = False
+
+    def on_round(self, record):
+        super().on_round(record)
+        if record["round"] == 3:
+            self._signal(signal.SIGSTOP)
+            self.stopped = True
+        if self.stopped and sum(STOPPED not in line["members"] for line in self.records) == MISSED:
+            self._signal(signal.SIGCONT)
+            self.stopped = False
+
+    def _signal(self, number):
+        os.kill(int(Path(self.folder, f"pid_{STOPPED}").read_text()), number)
+
+
+@pytest.mark.parametrize("case", STRATEGIES)
+def test_a_process_that_was_stopped_comes_back_with_its_work(case, nothing_left, tmp_path):
+    strategy, notes = STRATEGIES[case], Stopping()
+    notes.folder = str(tmp_path)
+    period = strategy["inner_steps"] // strategy.get("fragments", 1)
+    LowCommTrainer(
+        Loop(str(tmp_path)),
+        steps=ROUNDS * period,
+        strategy=strategy,
+        fleet={"replicas": 3, "resources_per_replica": {"CPU": 1}, "deadline_s": 20, "keep_rounds": 20},
+        run={"output_dir": str(tmp_path), "name": "stopped", "eval_every": 0},
+        checkpoint={"every": 0},
+        recorder=lambda path, start: notes,
+    ).fit()
+    summary = notes.summary
+    assert summary["status"] == "finished", notes.notices
+    missed = [record for record in notes.records if STOPPED not in record["members"]]
+    assert len(missed) >= MISSED
+    assert notes.records[-1]["members"] == [0, 1, 2]
+    assert (summary["members_lost"], summary["lost_inner_steps"], summary["state_transfer_bytes"]) == (0, 0, 0)
+    assert len(set(summary["state_digests"].values())) == 1
+    taken = sum(int(Path(tmp_path, f"steps_{i}").read_text()) for i in range(3))
+    assert (summary["inner_steps"], summary["tokens"]) == (taken, 8 * taken)
+    # it may have been counted in one that it did not see the end of
+    assert len(missed) <= summary["caught_up_rounds"] <= len(missed) + 1
+    sent = sum(record["bytes_up"] + record["bytes_down"] for record in missed)
+    assert sent <= summary["catch_up_bytes"] <= 2 * sent
