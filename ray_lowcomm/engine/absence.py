@@ -39,7 +39,7 @@ def heard(fleet: FleetState, index: int) -> None:
     member.silent_since = None if member.loads is not None else fleet.now
     if member.asks:
         come_back(fleet, member)
-    elif member.loads is None and member.stands == fleet.round and fleet.exchange is None and fleet.in_state(*LIVE):
+    elif _has_missed_nothing(fleet, member) and fleet.in_state(*LIVE):
         member.state, member.silent_since = MemberState.TRAINING, None
         fleet.notice(f"round {fleet.round + 1}: replica {index} answers again: it has missed nothing")
 
@@ -87,6 +87,12 @@ def end(fleet: FleetState) -> None:
         if member.loads is None and steps:
             fleet.book.totals.lost_inner_steps += steps
             fleet.notice(f"replica {member.index} was not back at the end: its {steps} steps are lost")
+
+
+def _has_missed_nothing(fleet: FleetState, member: Member) -> bool:
+    """Whether an absent member is still at the steps that it was told to take: it loads nothing, and has no vote to
+    give."""
+    return member.loads is None and member.arrival is None and member.stands == fleet.round and fleet.exchange is None
 
 
 def _answer(fleet: FleetState, member: Member) -> None:

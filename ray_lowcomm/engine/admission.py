@@ -7,13 +7,13 @@ from ray_lowcomm.core.wording import option
 from ray_lowcomm.engine import answers, losses, rejections, serving
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.fleet_state import FleetState
-from ray_lowcomm.engine.membership import AWAY, LIVE, Member, MemberState
+from ray_lowcomm.engine.membership import AT_STAKE, AWAY, LIVE, Member, MemberState
 
 
 def join(fleet: FleetState, join: m.Join) -> None:
     """A replica has started, or gives up what it had and begins anew."""
     old = fleet.members.get(join.member)
-    if old is not None and old.state in LIVE:
+    if old is not None and old.state in AT_STAKE:
         losses.count(fleet, old, join.reason or "was started again", alive=bool(join.reason))
     if join.reason:
         fleet.book.count_given_up(old, join.steps_lost, join.skipped_lost)

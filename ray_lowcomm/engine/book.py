@@ -184,7 +184,8 @@ class Book:
         launched = arrival.steps + arrival.skipped if arrival else 0
         member.counted = launched + overlap if arrival else member.planned
         self.totals.lost_inner_steps += member.counted
-        if member.vote is not None and member.vote.ok and exchange is not None:
+        in_exchange = exchange is not None and member.index in exchange.members
+        if exchange is not None and in_exchange and member.vote is not None and member.vote.ok:
             self.totals.lost_inner_steps -= launched
             exchange.owed += launched  # lost only if the exchange fails
 

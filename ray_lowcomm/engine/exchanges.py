@@ -3,7 +3,7 @@
 from ray_lowcomm.engine import absence, answers, closing, halt, overlap, rejections
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.fleet_state import FleetState
-from ray_lowcomm.engine.membership import EXPECTED, Exchange, Member, MemberState, minority
+from ray_lowcomm.engine.membership import AWAY, EXPECTED, Exchange, Member, MemberState, minority
 
 
 def arrive(fleet: FleetState, arrival: m.Arrival) -> None:
@@ -128,7 +128,7 @@ def _commit(fleet: FleetState, exchange: Exchange, alive: list[Member], votes: l
     if (now := overlap.measured(arrivals, votes)) is not None:
         fleet.measured = [*fleet.measured, now][-overlap.ROUNDS :]
     rejections.committed(fleet, arrivals, farther)
-    for member in fleet.in_state(MemberState.ABSENT):
+    for member in fleet.in_state(*AWAY):
         if member.index in exchange.members:  # what it had sent was counted, though it does not know yet
             member.arrival, member.planned = None, 0
     fleet.farthest = max(fleet.farthest, where.round)

@@ -2,7 +2,7 @@
 
 from ray_lowcomm.engine import halt, offers
 from ray_lowcomm.engine.fleet_state import FleetState
-from ray_lowcomm.engine.membership import LIVE, PRESENT, Member, MemberState, listed
+from ray_lowcomm.engine.membership import AT_STAKE, LIVE, PRESENT, Member, MemberState, listed
 
 
 def give_up(fleet: FleetState, index: int, why: str) -> None:
@@ -36,7 +36,7 @@ def count(fleet: FleetState, member: Member, why: str, alive: bool = False) -> N
     state, member.state = member.state, MemberState.OUT
     if fleet.finishing:
         return
-    if state in LIVE and not alive:
+    if state in AT_STAKE and not alive:
         fleet.book.count_lost(member, fleet.exchange, fleet.where.overlap)
     what = "begins anew" if alive else "is lost"
     fleet.notice(f"round {fleet.round + 1}: replica {member.index} {what} ({why}) while {state.value}")

@@ -33,7 +33,8 @@ class MemberState(Enum):
 EXPECTED = (MemberState.FETCHING, MemberState.TRAINING, MemberState.RETURNING)  # a round waits for these
 LIVE = (*EXPECTED, MemberState.ARRIVED, MemberState.EXCHANGING)
 AWAY = (MemberState.ABSENT, MemberState.RETURNING)  # a round that is committed now is kept for these
-PRESENT = (*LIVE, MemberState.JOINING, MemberState.ABSENT, MemberState.LEAVING)
+AT_STAKE = (*LIVE, MemberState.ABSENT)  # what these have not shared is lost with them
+PRESENT = (*AT_STAKE, MemberState.JOINING, MemberState.LEAVING)
 
 
 @dataclass
