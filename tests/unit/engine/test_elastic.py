@@ -75,8 +75,10 @@ def test_initial_weights_come_from_the_lowest_of_those_who_begin():
     desk.join(2)
     desk.wait(6)
     assert desk.take(2)[0].serve == (3,)
-    desk.offer(2, 3)
-    assert desk.take(3)[0].state == "state of 2"
+    desk.offer(2)
+    assert desk.take(3)[0].state.sources == {2: "state of 2"}
+    desk.back(3)
+    only(desk.take(3), m.Return)
     assert desk.summary["replicas_joined"] == 0  # that was the start
 
 
@@ -88,15 +90,46 @@ def test_a_later_one_joins_at_the_next_commit_and_gets_its_share_of_the_data():
     desk.join(3)
     assert desk.silent(3)
     first, second = desk.run_round(0, 1)
-    assert (first.serve, second.serve) == ((3,), ())
+    assert (first.serve, second.serve) == ((3,), (3,))
     assert {(c.dealt, *c.positions.items()) for c in (first, second)} == {((0, 1, 3), (0, 8), (1, 8))}
-    desk.offer(0, 3)
-    desk.take(0)
+    desk.offer(0, 1)
+    desk.take(0, 1)
     welcome = desk.take(3)[0]
-    assert (welcome.state, welcome.round, welcome.dealt) == ("state of 0", 1, (0, 1, 3))
-    assert welcome.positions == {0: 8, 1: 8}
+    assert (welcome.state.sources, welcome.round) == ({0: "state of 0", 1: "state of 1"}, 1)
+    assert (welcome.dealt, welcome.positions) == ((0, 1, 3), {0: 8, 1: 8})
+    desk.back(3)
+    (answer,) = only(desk.take(3), m.Return)
+    assert (answer.round, answer.dealt, answer.positions) == (1, (), {})  # as its Welcome has said
     assert [c.dealt for c in desk.run_round(0, 1, 3)] == [(), (), ()]  # nothing has changed
     assert (desk.summary["replicas_joined"], desk.summary["replicas"]) == (1, 3)
+
+
+def test_one_that_loads_has_its_share_from_the_beginning_and_hears_of_what_is_dealt_meanwhile():
+    desk = begun(0, 1, total=9 * H)
+    desk.join(3)
+    desk.run_round(0, 1)
+    desk.offer(0, 1)
+    desk.drop_answers()
+    desk.join(2)
+    commits = desk.run_round(0, 1)
+    assert [(c.dealt, c.serve) for c in commits] == [((0, 1, 2, 3), (2,))] * 2
+    desk.keep(0, 1)
+    desk.drop_answers()
+    desk.back(3)
+    (answer,) = only(desk.take(3), m.Return)
+    assert (answer.dealt, answer.positions) == ((0, 1, 2, 3), {0: 8, 1: 8})
+
+
+def test_who_is_absent_keeps_its_share_of_the_data():
+    desk = begun(0, 1, 2)
+    desk.hush(2)
+    assert [c.dealt for c in desk.run_round(0, 1)] == [(), ()]
+    desk.keep(0, 1)
+    desk.drop_answers()
+    desk.arrive(2)
+    assert only(desk.take(2), m.Return)[0].dealt == ()
+    desk.lose(2)
+    assert [c.dealt for c in desk.run_round(0, 1)] == [(0, 1)] * 2
 
 
 def test_nobody_waits_for_those_beyond_the_least():
@@ -210,7 +243,8 @@ def test_its_duties_go_to_those_who_stay():
     gone, first, second = desk.run_round(0, 1, 2)
     assert [c.evaluate for c in (gone, first, second)] == [False, True, False]
     assert [c.write_shared for c in (gone, first, second)] == [False, True, False]
-    assert [c.serve for c in (gone, first, second)] == [(), (3,), ()]
+    assert [c.serve for c in (gone, first, second)] == [(), (3,), (3,)]
+    assert [c.serve_own for c in (gone, first, second)] == [False, True, False]
     assert {c.checkpoint for c in (gone, first, second)} == {"checkpoints/round_000001"}  # its part is kept, too
     assert first.dealt == (1, 2, 3)
 
@@ -223,7 +257,8 @@ def test_its_place_may_be_taken_again():
     desk.take(0)
     desk.join(0)
     assert desk.run_round(1, 2)[0].serve == (0,)
-    desk.offer(1, 0)
+    desk.offer(1, 2)
+    desk.back(0)
     desk.drop_answers()
     assert [c.inner_steps for c in desk.run_round(0, 1, 2)] == [0, 0, 0]  # the end of the run
     desk.send(m.Finished(0, "final"))

@@ -4,6 +4,7 @@ import pytest
 
 from ray_lowcomm.core.settings import RunSettings
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.membership import MemberState
 from ray_lowcomm.engine.totals import KINDS, Totals
 
 from .desk import CONFIG, Desk, H, only
@@ -29,8 +30,12 @@ def test_initial_weights_that_differ_come_from_the_lowest_replica():
     assert first.serve == (2,)
     assert second.serve == ()
     assert desk.silent(2)
-    desk.offer(0, 2)
-    assert desk.take(2)[0].state == "state of 0"
+    desk.offer(0)
+    assert desk.take(2)[0].state == m.Offered({0: "state of 0"}, None, "shared")
+    assert desk.summary["state_transfer_bytes"] == 0
+    desk.back(2)
+    (answer,) = only(desk.take(2), m.Return)
+    assert (answer.missed, answer.round, answer.step, answer.inner_steps, answer.launch) == ((), 0, 0, H, H)
     assert desk.summary["state_transfer_bytes"] == 100
 
 
@@ -39,10 +44,14 @@ def test_the_round_waits_for_who_is_still_fetching():
     desk.join(1, digest="other")
     desk.join(0)
     desk.take(0)
+    desk.offer(0)
+    only(desk.take(0), m.Noted)
+    only(desk.take(1), m.Welcome)
     desk.arrive(0)
     assert desk.silent(0, 1)
-    desk.offer(0, 1)
-    desk.drop_answers()
+    desk.back(1)
+    only(desk.take(1), m.Return)
+    assert desk.silent(0)
     desk.arrive(1)
     only(desk.take(0, 1), m.Plan)
 
@@ -118,27 +127,165 @@ def test_a_restarted_replica_is_served_at_the_next_commit():
     desk.join(1)
     assert desk.silent(1)
     commits = desk.run_round(0, 2)
-    assert [c.serve for c in commits] == [(1,), ()]
-    desk.offer(0, 1)
-    welcome = next(a for a in desk.answers[1] if isinstance(a, m.Welcome))
+    assert [(c.serve, c.serve_own) for c in commits] == [((1,), True), ((1,), False)]
+    desk.offer(2)
+    assert desk.silent(1)  # there is more to come
+    desk.offer(0)
+    (welcome,) = only(desk.take(1), m.Welcome)
     assert (welcome.incarnation, welcome.round, welcome.step) == (2, 1, H)
-    assert (welcome.state, welcome.positions) == ("state of 0", {0: 8, 2: 8})
+    assert (welcome.state.sources, welcome.positions) == ({0: "state of 0", 2: "state of 2"}, {0: 8, 2: 8})
+    assert desk.summary["replicas_joined"] == 0
+    desk.back(1)
+    (answer,) = only(desk.take(1), m.Return)
+    assert (answer.missed, answer.round, answer.step, answer.inner_steps, answer.launch) == ((), 1, H, H, 2 * H)
+    assert desk.summary["replicas_joined"] == 1
+    desk.drop_answers()
+    assert [c.serve for c in desk.run_round()] == [(), (), ()]
 
 
-def test_when_the_donor_dies_the_joiner_waits_for_the_next_commit():
+def test_what_only_one_member_has_comes_from_that_one():
     desk = Desk(3)
     desk.begin()
     desk.lose(2)
     desk.join(2)
     desk.run_round(0, 1)
+    desk.send(m.Offer(0, 1, "shared of 0", "own of 0", "shared"))
+    desk.send(m.Offer(1, 1, "shared of 1", None, "shared"))
+    offered = desk.welcomes[2].state
+    assert (offered.own, offered.digest) == ((0, "own of 0"), "shared")
+    assert offered.sources == {0: "shared of 0", 1: "shared of 1"}
+
+
+def test_when_one_of_the_donors_dies_the_joiner_gets_what_the_others_offer():
+    desk = Desk(4)
+    desk.begin()
+    desk.lose(3)
+    desk.join(3)
+    desk.run_round(0, 1, 2)
+    desk.offer(1)
     desk.lose(0, why="died before its offer")
-    assert desk.silent(2)
-    desk.offer(0, 2)  # a message that was on its way does not count
+    desk.offer(0)  # a message that was on its way does not count
+    desk.lose(1, why="died after its offer")
+    assert desk.silent(3)
+    desk.offer(2)
+    assert desk.welcomes[3].state.sources == {2: "state of 2"}
     desk.drop_answers()
-    commit = desk.run_round(1)[0]
-    assert commit.serve == (2,)
-    desk.offer(1, 2)
-    assert desk.welcomes[2].state == "state of 1"
+    desk.back(3)
+    only(desk.take(3), m.Return)
+
+
+def test_when_all_donors_die_the_joiner_waits_for_the_next_commit():
+    desk = Desk(4, total=6 * H)
+    desk.begin()
+    desk.lose(2, 3)
+    desk.join(3)
+    assert [c.serve for c in desk.run_round(0, 1)] == [(3,), (3,)]
+    desk.join(2)
+    assert [c.serve for c in desk.run_round(0, 1)] == [(2,), (2,)]
+    desk.offer(0, 1)  # to replica 2: those for replica 3 are still to come
+    desk.back(2)
+    desk.drop_answers()
+    desk.lose(0, 1)
+    assert desk.silent(3)
+    assert desk.coordinator.members[3].state is MemberState.JOINING
+    desk.offer(0, 1, round_number=1)  # messages that were on their way do not count
+    desk.drop_answers()
+    (commit,) = desk.run_round(2)
+    assert (commit.serve, commit.serve_own) == ((3,), True)
+    desk.offer(2)
+    assert desk.welcomes[3].state.sources == {2: "state of 2"}
+
+
+def test_a_joiner_that_was_welcomed_and_finds_nobody_left_is_served_at_the_next_commit():
+    desk = Desk(3)
+    desk.begin()
+    desk.lose(2)
+    desk.join(2)
+    desk.run_round(0, 1)
+    desk.offer(0, 1)
+    desk.drop_answers()
+    desk.lose(0)
+    desk.join(2, reason="the state offered could not be fetched: replica 0 is gone")
+    assert desk.run_round(1)[0].serve == (2,)
+    desk.offer(1)
+    assert desk.welcomes[2].state.sources == {1: "state of 1"}
+
+
+def test_rounds_go_on_while_a_joiner_loads_and_it_follows_them():
+    """However many: `keep_rounds` is for those that are late."""
+    desk = Desk(3, keep_rounds=2, total=9 * H)
+    desk.begin()
+    desk.lose(2)
+    desk.join(2)
+    assert [c.keep for c in desk.run_round(0, 1)] == [False, False]  # it loads the state after that round
+    desk.offer(0, 1)
+    desk.drop_answers()
+    for _ in range(5):
+        assert [c.keep for c in desk.run_round(0, 1)] == [True, True]
+        desk.keep(0, 1)
+        desk.drop_answers()
+    desk.back(2)
+    (answer,) = only(desk.take(2), m.Return)
+    assert [missed.round for missed in answer.missed] == [2, 3, 4, 5, 6]
+    assert all(missed.sources == {0: "round of 0", 1: "round of 1"} for missed in answer.missed)
+    assert (answer.round, answer.step, answer.inner_steps, answer.launch) == (6, 6 * H, H, 7 * H)
+    desk.send(m.CaughtUp(2, 5, {0: 30, 1: 20}))
+    desk.drop_answers()
+    assert [c.keep for c in desk.run_round(0, 1, 2)] == [False] * 3
+    summary = desk.summary
+    assert (summary["replicas_joined"], summary["caught_up_rounds"], summary["catch_up_bytes"]) == (1, 5, 50)
+    assert (summary["members_lost"], summary["lost_inner_steps"]) == (1, H)
+
+
+def test_offers_are_wanted_as_long_as_somebody_loads_or_has_missed_something():
+    desk = Desk(3, total=9 * H)
+    desk.begin()
+    assert {c.wanted for c in desk.run_round()} == {()}
+    desk.lose(2)
+    desk.join(2)
+    assert {c.wanted for c in desk.run_round(0, 1)} == {("state 2", "state 2, own")}
+    desk.offer(0, 1)
+    desk.drop_answers()
+    assert {c.wanted for c in desk.run_round(0, 1)} == {("state 2", "state 2, own", "round 3")}
+    desk.keep(0, 1)
+    desk.drop_answers()
+    desk.arrive(0, 1)
+    desk.drop_answers()
+    desk.back(2)  # while the others exchange: it has the state, and will need two rounds
+    desk.vote(0, 1)
+    assert {c.wanted for c in desk.take(0, 1)} == {("round 3", "round 4")}
+    desk.keep(0, 1)
+    desk.drop_answers()
+    assert {c.wanted for c in desk.run_round()} == {()}
+
+
+def test_a_second_joiner_while_the_first_still_loads():
+    desk = Desk(4, total=9 * H)
+    desk.begin()
+    desk.lose(2, 3)
+    desk.join(2)
+    assert [c.serve for c in desk.run_round(0, 1)] == [(2,), (2,)]
+    desk.offer(0, 1)
+    desk.drop_answers()
+    desk.join(3)
+    commits = desk.run_round(0, 1)
+    assert [(c.serve, c.keep) for c in commits] == [((3,), True), ((3,), True)]
+    assert commits[0].wanted == ("state 1", "state 2", "state 1, own", "state 2, own", "round 2")
+    desk.keep(0, 1)
+    desk.offer(0, 1)
+    assert (desk.welcomes[2].round, desk.welcomes[3].round) == (1, 2)
+    desk.drop_answers()
+    desk.back(3)  # the second is the first to have it
+    assert only(desk.take(3), m.Return)[0].missed == ()
+    commits = desk.run_round(0, 1, 3)
+    assert [(c.serve, c.keep) for c in commits] == [((), True)] * 3
+    assert commits[0].wanted == ("state 1", "state 1, own", "round 2", "round 3")
+    desk.keep(0, 1, 3)
+    desk.drop_answers()
+    desk.back(2)
+    assert [missed.round for missed in only(desk.take(2), m.Return)[0].missed] == [2, 3]
+    assert desk.summary["replicas_joined"] == 2
+    only(desk.run_round(), m.Commit)
 
 
 def test_a_state_of_an_older_round_is_not_handed_on():
@@ -147,7 +294,7 @@ def test_a_state_of_an_older_round_is_not_handed_on():
     desk.lose(1)
     desk.join(1)
     desk.run_round(0)
-    desk.offer(0, 1, round_number=0)
+    desk.offer(0, round_number=0)
     desk.take(0)
     assert desk.silent(1)
 
@@ -158,7 +305,7 @@ def test_a_joiner_that_could_not_fetch_is_served_again_and_is_not_counted_as_los
     desk.lose(1)
     desk.join(1)
     desk.run_round(0)
-    desk.offer(0, 1)
+    desk.offer(0)
     desk.drop_answers()
     before = desk.summary
     desk.join(1, reason="the state offered could not be fetched: peer is gone")
@@ -178,6 +325,36 @@ def test_a_replica_started_again_before_its_death_was_noticed():
     assert desk.take(0)[0].members == (0,)
     desk.coordinator.lost(1, 1, "an old process", desk.now)  # news of the first incarnation come too late
     assert desk.summary["members_lost"] == 1
+
+
+def test_an_absent_replica_started_again_before_its_death_was_noticed():
+    desk = Desk(2)
+    desk.begin()
+    desk.arrive(0)
+    desk.hush(1)
+    desk.join(1)
+    assert (desk.summary["members_lost"], desk.summary["lost_inner_steps"]) == (1, H)
+    desk.coordinator.lost(1, 1, "an old process", desk.now)
+    assert desk.take(0)[0].members == (0,)
+    desk.vote(0)
+    assert desk.take(0)[0].serve == (1,)
+    assert (desk.summary["members_lost"], desk.summary["lost_inner_steps"]) == (1, H)
+
+
+def test_a_joiner_that_can_never_fetch_ends_the_run():
+    desk = Desk(2, max_failures=2, total=9 * H)
+    desk.begin()
+    desk.lose(1)
+    desk.join(1)
+    for _ in range(2):
+        assert not desk.failure
+        desk.run_round(0)
+        desk.offer(0)
+        desk.drop_answers()
+        desk.join(1, reason="the state offered could not be fetched: no route")
+    assert "the state offered could not be fetched: no route" in desk.failure
+    assert desk.summary["members_lost"] == 1
+    assert desk.summary["replicas_joined"] == 0
 
 
 def test_a_joiner_at_the_end_of_the_run_is_sent_home():

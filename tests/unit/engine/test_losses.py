@@ -77,7 +77,7 @@ def test_who_voted_yes_died_and_is_already_back_is_committed_and_served():
     desk.lose(1)
     desk.join(1)
     desk.vote(0, 2)
-    assert [c.serve for c in only(desk.take(0, 2), m.Commit)] == [(1,), ()]
+    assert [c.serve for c in only(desk.take(0, 2), m.Commit)] == [(1,), (1,)]
     assert desk.said("record")[-1]["members"] == [0, 1, 2]
     assert desk.coordinator.book.data_positions == {0: 8, 1: 8, 2: 8}
 
@@ -91,7 +91,8 @@ def test_a_process_that_is_new_is_never_put_into_a_group_of_the_old_one():
     desk.lose(1)
     desk.join(1)
     desk.vote(0)
-    desk.offer(0, 1)
+    desk.offer(0)
+    desk.back(1)
     desk.drop_answers()
     desk.arrive(0, 1)
     assert {p.generation for p in only(desk.take(0, 1), m.Plan)} == {2}
@@ -226,19 +227,36 @@ def test_all_lost_in_the_exchange():
     assert desk.coordinator.fleet.exchange is None
 
 
-def test_the_clock_of_a_round_does_not_go_on_through_the_death_of_all():
-    desk = Desk(2, hang_s=100)
+def begun_again_while_a_round_waited(**fleet):
+    """The second beginning, 90 s after all were lost; replica 0 has arrived again, 90 s ago."""
+    desk = Desk(2, hang_s=100, **fleet)
     desk.begin()
     desk.arrive(0)
     desk.lose(0, 1)
     desk.wait(90)
     desk.drop_answers()
     desk.join(0, 1)
+    desk.drop_answers()
     desk.arrive(0)
     desk.wait(90)
+    return desk
+
+
+def test_the_clock_of_a_round_does_not_go_on_through_the_death_of_all():
+    desk = begun_again_while_a_round_waited(straggler="wait")
     assert desk.summary["members_lost"] == 2
     desk.wait(20)
     assert desk.summary["members_lost"] == 3
+
+
+def test_nor_does_it_where_who_is_late_is_absent():
+    desk = begun_again_while_a_round_waited()
+    assert desk.silent(0)
+    assert not [text for text in desk.notices if "goes on without" in text]
+    desk.wait(20)
+    assert desk.take(0)[0].members == (0,)
+    assert len([text for text in desk.notices if "goes on without replica 1" in text]) == 1
+    assert desk.summary["members_lost"] == 2
 
 
 def test_nobody_comes_back():
@@ -275,7 +293,8 @@ def test_a_committed_round_forgives_failures():
     desk.lose(1)
     desk.join(1)
     desk.run_round(0)
-    desk.offer(0, 1)
+    desk.offer(0)
+    desk.back(1)
     desk.drop_answers()
     desk.run_round()
     desk.lose(1)
@@ -340,5 +359,5 @@ def test_faults_that_have_happened_do_not_happen_to_the_restarted():
     desk.lose(1)
     desk.join(1)
     desk.run_round(0)
-    desk.offer(0, 1)
-    assert desk.welcomes[1].fired == (3,)
+    desk.offer(0)
+    assert (desk.welcomes[1].state.sources, desk.welcomes[1].fired) == ({0: "state of 0"}, (3,))

@@ -116,16 +116,37 @@ def test_who_joins_begins_where_the_round_is_applied(overlap, left):
     desk.begin()
     desk.lose(2)
     desk.join(2)
-    first, _ = desk.run_round(0, 1)
-    assert first.serve == (2,)
-    desk.arrive(1)
-    assert desk.silent(1, 2)  # the next round waits for the one that fetches the state
-    desk.offer(0, 2)
+    first, second = desk.run_round(0, 1)
+    assert (first.serve, second.serve) == ((2,), (2,))
+    desk.offer(0, 1)
     welcome = desk.welcomes[2]
-    assert (welcome.step, welcome.launch, welcome.inner_steps, welcome.overlap) == (H + overlap, 2 * H, left, overlap)
+    assert (welcome.step, welcome.launch, welcome.overlap) == (H + overlap, 2 * H, overlap)
     desk.drop_answers()
+    desk.back(2)
+    (answer,) = only(desk.take(2), m.Return)
+    assert (answer.step, answer.launch, answer.inner_steps, answer.overlap) == (H + overlap, 2 * H, left, overlap)
+    desk.arrive(1)
+    assert desk.silent(1, 2)  # the next round waits for it
     desk.arrive(0, 2)
     assert desk.take(0, 1, 2)[0].members == (0, 1, 2)
+
+
+@pytest.mark.parametrize(("overlap", "left"), [(1, 3), (3, 1), (H, 0)])
+def test_who_joins_late_begins_where_the_last_round_is_applied(overlap, left):
+    desk = late(3, overlap=overlap, total=5 * H)
+    desk.begin()
+    desk.lose(2)
+    desk.join(2)
+    desk.run_round(0, 1)
+    desk.offer(0, 1)
+    desk.drop_answers()
+    assert [c.keep for c in desk.run_round(0, 1)] == [True, True]
+    desk.keep(0, 1)
+    desk.drop_answers()
+    desk.back(2)
+    (answer,) = only(desk.take(2), m.Return)
+    assert (answer.step, answer.launch, answer.inner_steps, answer.overlap) == (2 * H + overlap, 3 * H, left, overlap)
+    assert [missed.round for missed in answer.missed] == [2]
 
 
 def test_a_finished_run_has_no_further_launch():
@@ -202,10 +223,10 @@ def test_the_data_are_dealt_anew_only_where_a_round_is_applied_at_its_launch():
     second = desk.run_round(0, 1)
     assert [(c.serve, c.dealt, c.positions) for c in second] == [
         ((3,), (0, 1, 3), {0: 8, 1: 8}),
-        ((), (0, 1, 3), {0: 8, 1: 8}),
+        ((3,), (0, 1, 3), {0: 8, 1: 8}),
     ]
     assert given(second) == [(H, 3)] * 2
-    desk.offer(0, 3)
+    desk.offer(0, 1)
     assert (desk.welcomes[3].dealt, desk.welcomes[3].step) == ((0, 1, 3), 2 * H)
 
 
@@ -234,7 +255,8 @@ def test_who_comes_back_to_its_share_does_not_wait():
     desk.join(2, 3)
     first, _ = desk.run_round(0, 1)
     assert (first.serve, first.overlap, first.dealt) == ((2,), 0, ())
-    desk.offer(0, 2)
+    desk.offer(0, 1)
+    desk.back(2)
     desk.drop_answers()
     assert desk.run_round(0, 1, 2)[0].serve == (3,)
 

@@ -21,16 +21,16 @@ DENSE = {
 def test_a_failed_attempt_leaves_no_trace(strategy, monkeypatch, tmp_path):
     """Replica 1 finds fault with the first attempt of every round, when all have the mean."""
     plain = Setup(f"{tmp_path}/a", strategy, model=mlp(norm=True)).go()
-    digest, tried = Round._history, set()
+    checked, tried = Round._checked, set()
 
     def fails_at_first(self, plan, parts):
-        found = digest(self, plan, parts)
+        found = checked(self, plan, parts)
         if self.seat.member == 1 and plan.round not in tried:
             tried.add(plan.round)
             raise PayloadError("made up")
         return found
 
-    monkeypatch.setattr(Round, "_history", fails_at_first)
+    monkeypatch.setattr(Round, "_checked", fails_at_first)
     retried = Setup(f"{tmp_path}/b", strategy, model=mlp(norm=True)).go()
     assert retried.summary["rounds_retried"] >= len(tried) == retried.summary["rounds"] > 1
     assert not plain.failure

@@ -226,8 +226,10 @@ def test_who_does_not_hold_the_shared_state_gets_it_from_who_does():
     desk.join(0)  # a new process
     (welcome,) = only(desk.take(1), m.Welcome)
     assert (welcome.keep, welcome.serve) == (True, (0, 2))
-    desk.offer(1, 0, 2)
-    assert [w.state for w in only(desk.take(0, 2), m.Welcome)] == 2 * ["state of 1"]
+    desk.offer(1)
+    assert [w.state.sources for w in only(desk.take(0, 2), m.Welcome)] == 2 * [{1: "state of 1"}]
+    desk.back(0, 2)
+    assert [a.inner_steps for a in only(desk.take(0, 2), m.Return)] == [H, H]
 
 
 def test_when_nobody_is_finite_again_and_again_the_run_fails_with_advice():
@@ -259,8 +261,10 @@ def test_who_is_rejected_again_and_again_is_in_the_summary():
         desk.join(1)
         desk.vote(0)
         desk.drop_answers()
-        desk.offer(0, 1)
-        desk.welcomes[1] = only(desk.take(1), m.Welcome)[0]
+        desk.offer(0)
+        only(desk.take(1), m.Welcome)
+        desk.back(1)
+        only(desk.take(1), m.Return)
         desk.drop_answers()
     assert desk.summary["nonfinite_rejected"] == 2
     assert desk.summary["rejected_replicas"] == {"1": {"rounds": 2, "in_a_row": 2, "most_in_a_row": 2}}
