@@ -58,6 +58,7 @@ def give_duties(fleet: FleetState, alive: list[Member], record: dict[str, Any]) 
     keep = absence.keep(fleet, stay)
     if not last:
         serving.begin(fleet, stay, joiners, MemberState.ABSENT)
+    offers.forget(fleet)
     end = replace(_round_end(fleet, alive, stay, joiners), keep=keep)
     for member in alive:
         member.arrival, member.vote, member.planned = None, None, end.steps.get(member.index, 0)

@@ -10,15 +10,16 @@ def arrive(fleet: FleetState, arrival: m.Arrival) -> None:
     """A member has taken its inner steps, or cannot share them."""
     member = fleet.current(arrival.member, arrival.incarnation, MemberState.TRAINING)
     away = fleet.current(arrival.member, arrival.incarnation, MemberState.ABSENT)
-    if away is not None and arrival.healthy:
-        away.arrival = arrival
-        absence.come_back(fleet, away)
-    elif member is None:
+    launches = member or away
+    if launches is None:
         fleet.answer(arrival.member, fleet.dismissal("this replica was given up by the fleet"))
+    elif not arrival.healthy and not fleet.over:
+        rejections.sit_out(fleet, launches, arrival)
+    elif member is None:
+        launches.arrival = arrival
+        absence.come_back(fleet, launches)
     elif fleet.over:
         halt.send_home(fleet, member)
-    elif not arrival.healthy:
-        rejections.sit_out(fleet, member, arrival)
     else:
         member.arrival, member.state = arrival, MemberState.ARRIVED
         fleet.waits.arrived(fleet.now)

@@ -31,10 +31,13 @@ def begin(fleet: FleetState, reason: str, save: bool) -> None:
 def paused(fleet: FleetState, paused: m.Paused) -> None:
     """A replica has noticed that it is asked to stop."""
     member = fleet.current(paused.member, paused.incarnation, MemberState.TRAINING)
-    if member is None:
+    away = fleet.current(paused.member, paused.incarnation, MemberState.ABSENT)
+    if member is None and away is None:
         fleet.answer(paused.member, fleet.dismissal("this replica was given up by the fleet"))
-    elif fleet.over:
+    elif fleet.over and member is not None:
         send_home(fleet, member)
+    elif fleet.over and away is not None:
+        fleet.dismiss(away, fleet.failure or fleet.halt.reason or "the run has ended")
     else:
         fleet.note(paused)
 
