@@ -237,6 +237,24 @@ def test_rounds_go_on_while_a_joiner_loads_and_it_follows_them():
     assert (summary["members_lost"], summary["lost_inner_steps"]) == (1, H)
 
 
+@pytest.mark.parametrize(("overlap", "left"), [(1, 3), (3, 1), (H, 0)])
+def test_who_joins_late_begins_where_the_last_round_is_applied(overlap, left):
+    desk = Desk(3, strategy={"overlap_steps": overlap}, total=5 * H)
+    desk.begin()
+    desk.lose(2)
+    desk.join(2)
+    desk.run_round(0, 1)
+    desk.offer(0, 1)
+    desk.drop_answers()
+    assert [c.keep for c in desk.run_round(0, 1)] == [True, True]
+    desk.keep(0, 1)
+    desk.drop_answers()
+    desk.back(2)
+    (answer,) = only(desk.take(2), m.Return)
+    assert (answer.step, answer.launch, answer.inner_steps, answer.overlap) == (2 * H + overlap, 3 * H, left, overlap)
+    assert [missed.round for missed in answer.missed] == [2]
+
+
 def test_offers_are_wanted_as_long_as_somebody_loads_or_has_missed_something():
     desk = Desk(3, total=9 * H)
     desk.begin()

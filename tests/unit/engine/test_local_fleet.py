@@ -189,7 +189,7 @@ def test_a_crash_loop_before_joining_ends_the_run(tmp_path):
 
 
 def test_a_short_hang_is_waited_for(tmp_path):
-    outcome = run(tmp_path, faults=(Fault("hang", 1, 2, seconds=100),))
+    outcome = run(tmp_path, faults=(Fault("hang", 1, 2, seconds=100),), fleet={"straggler": "wait"})
     assert_whole(outcome)
     assert outcome.summary["members_lost"] == 0
     assert 100 <= outcome.fleet.clock < 120
@@ -197,7 +197,8 @@ def test_a_short_hang_is_waited_for(tmp_path):
 
 
 def test_a_hang_beyond_the_deadline_is_a_death_from_which_one_can_come_back(tmp_path):
-    outcome = run(tmp_path, faults=(Fault("hang", 1, 2, seconds=50),), fleet={"hang_s": 20})
+    fleet = {"hang_s": 20, "straggler": "wait"}
+    outcome = run(tmp_path, faults=(Fault("hang", 1, 2, seconds=50),), fleet=fleet)
     assert not outcome.failure
     assert outcome.records[1]["members"] == [0, 2]
     summary = outcome.summary
@@ -205,7 +206,8 @@ def test_a_hang_beyond_the_deadline_is_a_death_from_which_one_can_come_back(tmp_
 
 
 def test_a_hang_in_the_exchange_ends_at_the_deadline(tmp_path):
-    outcome = run(tmp_path, faults=(Fault("hang", 2, 2, "exchange", seconds=50),), fleet={"deadline_s": 15})
+    fleet = {"deadline_s": 15, "straggler": "wait"}
+    outcome = run(tmp_path, faults=(Fault("hang", 2, 2, "exchange", seconds=50),), fleet=fleet)
     assert not outcome.failure
     assert outcome.records[1]["members"] == [0, 1]
     assert outcome.summary["rounds_retried"] == 1

@@ -131,24 +131,6 @@ def test_who_joins_begins_where_the_round_is_applied(overlap, left):
     assert desk.take(0, 1, 2)[0].members == (0, 1, 2)
 
 
-@pytest.mark.parametrize(("overlap", "left"), [(1, 3), (3, 1), (H, 0)])
-def test_who_joins_late_begins_where_the_last_round_is_applied(overlap, left):
-    desk = late(3, overlap=overlap, total=5 * H)
-    desk.begin()
-    desk.lose(2)
-    desk.join(2)
-    desk.run_round(0, 1)
-    desk.offer(0, 1)
-    desk.drop_answers()
-    assert [c.keep for c in desk.run_round(0, 1)] == [True, True]
-    desk.keep(0, 1)
-    desk.drop_answers()
-    desk.back(2)
-    (answer,) = only(desk.take(2), m.Return)
-    assert (answer.step, answer.launch, answer.inner_steps, answer.overlap) == (2 * H + overlap, 3 * H, left, overlap)
-    assert [missed.round for missed in answer.missed] == [2]
-
-
 def test_a_finished_run_has_no_further_launch():
     desk = Desk(1)
     desk.begin()
