@@ -77,6 +77,7 @@ def answer_if_complete(fleet: FleetState) -> None:
 def caught_up(fleet: FleetState, done: m.CaughtUp) -> None:
     """A member has followed what it had missed."""
     fleet.note(done)
+    fleet.members[done.member].follows = None
     fleet.book.count_catch_up(done)
 
 
@@ -110,6 +111,7 @@ def _return(fleet: FleetState, member: Member, missed: tuple[m.Missed, ...]) -> 
     member.arrival, member.vote = None, None
     member.planned = max(0, fleet.steps_to_next() - fleet.where.late)  # it begins where the last round is applied
     answer = answers.to_return(fleet, member, missed)
+    member.follows = member.stands if missed else None
     member.stands, member.knows = fleet.round, fleet.dealt
     fleet.answer(member.index, answer)
 

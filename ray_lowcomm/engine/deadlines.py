@@ -49,8 +49,12 @@ def _arrivals(fleet: FleetState) -> None:
     missing = [x.index for x in fleet.in_state(*EXPECTED)]
     arrived = fleet.in_state(MemberState.ARRIVED)
     if not missing and not arrived and not fleet.in_state(MemberState.LEAVING):
-        if not fleet.in_state(MemberState.ABSENT):
+        absent = [x.index for x in fleet.in_state(MemberState.ABSENT)]
+        if not absent:
             _all_lost(fleet)
+        else:
+            waited = fleet.now - fleet.waits.quiet
+            _say(fleet, f"round {fleet.round + 1}: waiting until {listed(absent)} can take part for {waited:.0f} s")
         return
     if fleet.waits.first_arrival is None or not missing:
         return

@@ -45,7 +45,8 @@ class Member:
 
     `stands` is the round whose end it has applied, `knows` who shares the data as far as it was told. `loads` is the
     round at whose end the state is that it is given, and `welcomed` whether it knows where to get it. `asks`: it is
-    away and waits for an answer. `silent_since`: away, and not heard of.
+    away and waits for an answer. `silent_since`: away, and not heard of. `follows`: the round from whose end on it
+    fetches what it has missed, until it says that it has followed it.
     """
 
     index: int
@@ -60,6 +61,7 @@ class Member:
     welcomed: bool = False
     asks: bool = False
     silent_since: float | None = None
+    follows: int | None = None
     planned: int = 0
     counted: int = 0
     skipped: int = 0

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.fleet_state import FleetState
-from ray_lowcomm.engine.membership import AWAY, MemberState
+from ray_lowcomm.engine.membership import AT_STAKE, AWAY, MemberState
 
 LOADING = (MemberState.FETCHING, MemberState.ABSENT)
 
@@ -49,7 +49,9 @@ def forget(fleet: FleetState) -> None:
     loaded = {member.loads for member in fleet.in_state(*LOADING)}
     for number in fleet.serving.keys() - loaded:
         del fleet.serving[number]
-    oldest = min((member.stands for member in fleet.in_state(*AWAY)), default=fleet.round)
+    away = [member.stands for member in fleet.in_state(*AWAY)]
+    fetching = [member.follows for member in fleet.in_state(*AT_STAKE) if member.follows is not None]
+    oldest = min([fleet.round, *away, *fetching])
     for number in [number for number in fleet.past if number <= oldest]:
         del fleet.past[number]
 
