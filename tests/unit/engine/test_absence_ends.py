@@ -239,3 +239,65 @@ def test_all_are_absent_and_are_given_up_and_begin_again():
     desk.join(0, 1)
     for welcome in only(desk.take(0, 1), m.Welcome):
         assert (welcome.round, welcome.restore) == (1, "/runs/x/checkpoints/round_000001")
+
+
+# ---- who else is there ------------------------------------------------------------------------------------------
+
+
+def test_who_has_heard_too_much_while_it_was_away_goes_on():
+    desk = begun()
+    desk.hush(1)
+    committed(desk, 0, 2)
+    desk.send(m.Paused(1, 1, 0))  # nobody has asked it to stop
+    only(desk.take(1), m.Noted)
+    desk.arrive(1)
+    assert returned(desk, 1) == ([1], 1, H, 2 * H)
+
+
+def test_what_one_still_fetches_is_wanted_though_it_is_away_again():
+    desk = begun()
+    desk.hush(1)
+    committed(desk, 0, 2)
+    desk.arrive(1)
+    assert returned(desk, 1) == ([1], 1, H, 2 * H)
+    desk.hush(1)  # it has begun to fetch what it had missed
+    assert {c.wanted for c in committed(desk, 0, 2)} == {("round 1", "round 2")}
+    desk.send(m.CaughtUp(1, 1, {0: 7}))
+    desk.take(1)
+    assert {c.wanted for c in committed(desk, 0, 2)} == {("round 2", "round 3")}
+    desk.wake(1)
+    desk.arrive(1, steps=2 * H)
+    assert returned(desk, 1) == ([2, 3], 3, H, 4 * H)
+    desk.lose(1)  # before it has followed them
+    assert {c.wanted for c in committed(desk, 0, 2)} == {()}
+
+
+def test_where_all_are_away_it_is_said_for_whom_the_others_wait():
+    desk = begun(hang_s=100)
+    desk.hush(1)
+    committed(desk, 0, 2)
+    desk.lose(0, 2)
+    desk.join(0, 2)
+    desk.wait(62)
+    said = [text for text in desk.notices if "waiting until" in text]
+    assert said[-1].startswith("round 2: waiting until replica 1 can take part for ")
+    assert 1 <= len(said) <= 2
+    desk.wait(40)
+    assert "replica 1 is lost (was not back within 100 s (fleet.hang_s)) while absent" in " ".join(desk.notices)
+
+
+def test_a_round_is_begun_again_without_who_is_absent():
+    desk = begun()
+    desk.hush(1)
+    for index in (0, 2):
+        desk.arrive(index, healthy=False, problem="its loss is not finite")
+    desk.drop_answers()
+    desk.join(0, 2, holds="", reason="its loss is not finite", steps_lost=H)
+    assert all(welcome.keep for welcome in only(desk.take(0, 2), m.Welcome))
+    committed(desk, 0, 2)
+    desk.arrive(1)
+    assert returned(desk, 1) == ([1], 1, H, 2 * H)
+    desk.send(m.CaughtUp(1, 1, {}))
+    desk.drop_answers()
+    desk.run_round()
+    assert_counted(desk, 5 * H, lost=2 * H)

@@ -378,13 +378,3 @@ def test_who_is_away_and_not_finite_sits_its_round_out():
     desk.join(1, steps_lost=H, reason="its loss is not finite")
     assert [c.serve for c in desk.run_round(0, 2)] == [(1,), (1,)]
     assert_counted(desk, 4 * H, lost=H)
-
-
-def test_who_has_heard_too_much_while_it_was_away_goes_on():
-    desk = begun()
-    desk.hush(1)
-    committed(desk, 0, 2)
-    desk.send(m.Paused(1, 1, 0))  # nobody has asked it to stop
-    only(desk.take(1), m.Noted)
-    desk.arrive(1)
-    assert returned(desk, 1) == ([1], 1, H, 2 * H)
