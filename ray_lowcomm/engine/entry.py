@@ -1,19 +1,18 @@
 """How a replica comes into the fleet, and begins again: what it asks for, and what it takes over."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ray_lowcomm import strategies
 from ray_lowcomm.core import randomness
-from ray_lowcomm.core.errors import ExchangeError, FleetError
+from ray_lowcomm.core.errors import ExchangeError, FleetError, PayloadError
 from ray_lowcomm.engine import messages as m
-from ray_lowcomm.engine.buffers import TRACKS as BUFFER_TRACKS
 from ray_lowcomm.engine.catching_up import PastRound, fetch_missed
 from ray_lowcomm.engine.duties import Duties
 from ray_lowcomm.engine.faults import FaultInjector
 from ray_lowcomm.engine.loop_parts import Dealt, LoopParts, unsaved_scheduler
+from ray_lowcomm.engine.reception import Reception
+from ray_lowcomm.engine.round import Behind, Held, Round
 from ray_lowcomm.engine.run_spec import Host, RunSpec, settings_to_agree
-from ray_lowcomm.engine.skipping import Skipping
 from ray_lowcomm.engine.state import ReplicaState
 from ray_lowcomm.engine.watch import unheld
 from ray_lowcomm.engine.work import Work
@@ -41,6 +40,16 @@ class Standing:
     overlap: int = 0
     stopped: str | None = None
 
+    def go_on(self, held: Held, flight: Round, following: int | None) -> None:
+        """After a round that was in `flight` has been applied; the next launch is at step `following`."""
+        commit, late = held.commit, flight.apply_at - flight.launched_at
+        self.history, self.round, self.members = held.history, commit.round, held.results[0][2].members
+        self.target, self.overlap = following or self.step, commit.overlap
+        self.planned = max(0, commit.inner_steps - late)
+        # where it is applied early, as the run is being stopped, the steps up to there are still to be taken
+        self.left = self.planned + flight.apply_at - self.step if commit.inner_steps else 0
+        self.stopped = commit.leave or self.stopped
+
     def come_back(self, answer: m.Return, rounds: tuple[PastRound, ...]) -> None:
         """After the missed `rounds` have been followed."""
         self.round, self.step, self.history = answer.round, answer.step, answer.history
@@ -59,7 +68,7 @@ class Entry:
     parts: LoopParts
     state: ReplicaState
     duties: Duties
-    skipping: Skipping
+    reception: Reception
     faults: FaultInjector
     work: Work
     settings: dict[str, str] = field(init=False)
@@ -75,52 +84,51 @@ class Entry:
         """
         while True:
             answer = self.host.channel.request(self._join(reason, holds))
-            if isinstance(answer, m.Stop):
-                stand.left, stand.stopped = 0, answer.reason
-                return None
-            if not isinstance(answer, m.Welcome):
-                raise FleetError(f"the driver answered {type(answer).__name__} to a replica that joins")
-            self.work.restart()
             try:
-                self._take_over(stand, answer)
-                if answer.state is None:
-                    return answer
-                back = self.host.channel.request(m.Back(self.host.member, stand.incarnation, self._fetched))
-                if isinstance(back, m.Return):
-                    return self._come_back(stand, answer, back)
-                if isinstance(back, m.Stop):
-                    stand.left, stand.stopped = 0, back.reason
+                if isinstance(answer, m.Welcome):
+                    self.work.restart()
+                    self._take_over(stand, answer)
+                    if answer.state is None:
+                        return self._said(answer)
+                    welcome = answer
+                    answer = self.host.channel.request(m.Back(self.host.member, stand.incarnation, self._fetched))
+                    if isinstance(answer, m.Return):
+                        return self._said(self._follow(stand, welcome, answer))
+                if isinstance(answer, m.Stop):
+                    stand.left, stand.stopped = 0, answer.reason
                     return None
-                reason, holds = (back.reason if isinstance(back, m.Reset) else "it was not let in"), None
-            except ExchangeError as error:
+                if not isinstance(answer, m.Reset):
+                    raise FleetError(f"the driver answered {type(answer).__name__} to a replica that joins")
+                reason, holds = answer.reason, None
+            except (ExchangeError, PayloadError) as error:
                 reason, holds = f"the state offered could not be fetched: {error}", None
 
-    def follow(self, rounds: Sequence[PastRound]) -> None:
-        """Take over rounds that this replica has had no part in.
+    def _said(self, welcome: m.Welcome) -> m.Welcome:
+        """With what the user should know of what was loaded."""
+        notes, self.state.notes = self.state.notes, []
+        for text in notes:
+            self.host.channel.request(m.Said(self.host.member, text))
+        return welcome
 
-        Raises:
-            PayloadError: what others have received cannot be read here.
-        """
-        for past in rounds:
-            for op, received in past.received():
-                owner = self.state.buffers if op.track in BUFFER_TRACKS else self.state.strategy
-                owner.follow(op, received)
-        self.skipping.keep()
+    def come_back(self, stand: Standing, behind: Behind) -> None:
+        """Stand where the fleet does, after what was missed has been followed."""
+        stand.come_back(behind.answer, behind.rounds)
+        dealt, data = behind.answer.dealt, self.parts.data
+        if dealt and self.deal(dealt) and data is not None:  # the data are shared otherwise by now
+            data.load(behind.answer.positions)
+        if behind.rounds:
+            self.host.channel.request(m.CaughtUp(self.host.member, len(behind.rounds), behind.nbytes))
 
-    def deal_anew(self, answer: m.Return) -> None:
-        """Share the data as the fleet does now, if that has changed meanwhile."""
-        if answer.dealt and self.deal(answer.dealt) and self.parts.data is not None:
-            self.parts.data.load(answer.positions)
-
-    def _come_back(self, stand: Standing, welcome: m.Welcome, answer: m.Return) -> m.Welcome:
-        """The state that was loaded, brought to where the fleet is by now."""
+    def _follow(self, stand: Standing, welcome: m.Welcome, answer: m.Return) -> m.Welcome:
+        """Bring the state that was loaded to where the fleet is by now."""
         rounds, nbytes = fetch_missed(self.host.transport, stand.history, answer)
-        self.follow(rounds)
-        stand.come_back(answer, rounds)
-        self.deal_anew(answer)
-        if rounds:
-            self.host.channel.request(m.CaughtUp(self.host.member, len(rounds), nbytes))
+        self.reception.follow(rounds)
+        self.come_back(stand, Behind(answer, rounds, False, nbytes))
         return replace(welcome, round=answer.round, launch=answer.launch)
+
+    def holds(self, stand: Standing) -> str | None:
+        """Digest of the committed history whose shared state this replica holds, whole and finite; None without one."""
+        return stand.history if stand.incarnation and self.state.shared_is_finite() else None
 
     def deal(self, dealt: tuple[int, ...]) -> bool:
         """These replicas share the data from here on; False: the data cannot be shared anew."""
@@ -160,15 +168,15 @@ class Entry:
         randomness.seed_all(randomness.replica_seed(seed, member, welcome.incarnation))
         self.deal(welcome.dealt)  # before the state, which may be of just these shards
         if welcome.keep:
-            self.skipping.put_back()
+            self.reception.skipping.put_back()
             self.state.begin_again()
         elif welcome.state is not None:
             self._load(welcome.state)
         elif welcome.restore is not None:
             self.duties.restore(welcome.restore, welcome.manifest or {}, welcome.dealt)
             self._go_on_between(stand)
-        self.skipping.keep()
-        self.skipping.taken()
+        self.reception.skipping.keep()
+        self.reception.skipping.taken()
         if self.parts.data is not None:
             self.parts.data.load(welcome.positions)
 

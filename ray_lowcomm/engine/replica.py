@@ -10,18 +10,18 @@ from ray_lowcomm import strategies
 from ray_lowcomm.core import randomness
 from ray_lowcomm.core.errors import FleetError, ModelError, PayloadError
 from ray_lowcomm.core.schedule import Schedule, SyncOp
-from ray_lowcomm.core.tracks import PARAMS, Tracks
+from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.core.weights import copy_into
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine import reported
 from ray_lowcomm.engine.buffers import BufferSync
-from ray_lowcomm.engine.catching_up import to_keep
 from ray_lowcomm.engine.duties import Duties
 from ray_lowcomm.engine.entry import Entry, Standing
 from ray_lowcomm.engine.faults import FaultInjector
 from ray_lowcomm.engine.inner_step import InnerStep
 from ray_lowcomm.engine.loop_parts import LoopParts, check_gradients
-from ray_lowcomm.engine.round import Behind, Held, Parties, Results, Round, Seat
+from ray_lowcomm.engine.reception import Reception
+from ray_lowcomm.engine.round import Behind, Held, Parties, Round, Seat
 from ray_lowcomm.engine.run_spec import Host, RunSpec
 from ray_lowcomm.engine.skipping import Samples, Skipping
 from ray_lowcomm.engine.state import ReplicaState
@@ -51,7 +51,9 @@ class Replica:
         self._duties = Duties(self._state, self._work, host.channel, host.transport, spec, host.member)
         moments = strategies.moments_of(tracks)
         self._schedule: Schedule = strategies.schedule(spec.strategy, moments, spec.run.seed, spec.steps)
-        self._entry = Entry(spec, host, parts, self._state, self._duties, self._skipping, self._faults, self._work)
+        reset = spec.state_on_sync == "reset"
+        self._reception = Reception(self._parties, self._skipping, self._state.optimizer, host.member, reset)
+        self._entry = Entry(spec, host, parts, self._state, self._duties, self._reception, self._faults, self._work)
         self._flight: Round | None = None  # launched, and not applied
         self._due: tuple[m.Commit, dict[int, int]] | None = None  # what is to be done, and where the data stand
         self._launch_due = False  # the next round is launched where the last one is applied
@@ -333,21 +335,15 @@ class Replica:
     def _catch_up(self, flight: Round, behind: Behind) -> bool:
         """Follow the rounds that went on without this replica; what it has not shared goes out with its next message.
         False as `_take`."""
-        rounds, answer = behind.rounds, behind.answer
+        if not behind.counted:
+            self._work.put_back(flight.work, self._stand.taken)
         try:
-            if behind.counted:  # the fleet had gone on before this replica knew
-                self._take_over(flight.results_of(rounds[0]))
-            else:
-                self._work.put_back(flight.work, self._stand.taken)
-            self._entry.follow(rounds[1:] if behind.counted else rounds)
+            self._reception.catch_up(flight, behind)
         except PayloadError as error:
             self._enter(f"what it had missed cannot be read: {error}", shared=False)
             return False
-        self._stand.come_back(answer, rounds)
-        self._entry.deal_anew(answer)
+        self._entry.come_back(self._stand, behind)
         self._work.beyond = 0
-        if rounds:
-            self._host.channel.request(m.CaughtUp(self._host.member, len(rounds), behind.nbytes))
         self._launch_due = self._stand.left == 0
         return True
 
@@ -356,37 +352,10 @@ class Replica:
         began, stand, commit = time.perf_counter(), self._stand, held.commit
         if commit.dealt and self._entry.deal(commit.dealt) and self._parts.data is not None:
             self._parts.data.load(commit.positions)
-        if commit.keep:
-            self._keep(held)
-        self._take_over(held.results)
-        self._host.transport.withdraw(commit.wanted)
-        stand.history, stand.round, stand.members = held.history, commit.round, held.results[0][2].members
-        stand.target = self._schedule.next_step(flight.launched_at) or stand.step
-        stand.overlap = commit.overlap
-        stand.planned = max(0, commit.inner_steps - (flight.apply_at - flight.launched_at))
-        # where it is applied early, as the run is being stopped, the steps up to there are still to be taken
-        stand.left = stand.planned + flight.apply_at - stand.step if commit.inner_steps else 0
-        if commit.leave:
-            stand.stopped = commit.leave
+        self._reception.take_over(held)
+        stand.go_on(held, flight, self._schedule.next_step(flight.launched_at))
         self._due, self._round_begins = (commit, self._positions()), True
         self._work.outer_s += time.perf_counter() - began
-
-    def _take_over(self, results: Results) -> None:
-        """What was received becomes this replica's own."""
-        for op, proposal, received in results:
-            self._parties.owner(op).apply(proposal, received)
-        self._skipping.keep()
-        if self._spec.state_on_sync == "reset" and any(op.track == PARAMS for op, _, _ in results):
-            self._state.optimizer.reset()
-
-    def _keep(self, held: Held) -> None:
-        """Offer what was received to those that have missed it; before it is applied, which may write over it."""
-        first = held.results[0][2]
-        parts = [received.parts for _, _, received in held.results]
-        reference = self._host.transport.offer(m.round_offer(held.commit.round), to_keep(parts))
-        ops = tuple(op for op, _, _ in held.results)
-        missed = m.Missed(held.commit.round, ops, first.members, first.weights, held.history)
-        self._host.channel.request(m.Kept(self._host.member, missed, reference))
 
     def _give_up(self, flight: Round, outcome: m.Reset | m.Stop) -> None:
         """A round that this replica has no part in any more."""
@@ -411,14 +380,11 @@ class Replica:
 
     def _enter(self, reason: str, shared: bool = True) -> None:
         """Join the fleet and take over its state; the work done since the last commit is given up and counted."""
-        holds = self._holds() if shared else None
+        holds = self._entry.holds(self._stand) if shared and self._flight is None else None
         self._flight, self._due, self._launch_due = None, None, False
         welcome = self._entry.enter(self._stand, reason, holds)
         if welcome is None:
             return
-        notes, self._state.notes = self._state.notes, []
-        for text in notes:
-            self._say(text)
         if welcome.serve:
             self._duties.serve(welcome.round, welcome.serve_own)
         if welcome.evaluate:
@@ -428,11 +394,6 @@ class Replica:
         self._work.since = time.perf_counter()
         if welcome.launch is not None and self._stand.left == 0:
             self._launch(self._stand.target, self._stands)
-
-    def _holds(self) -> str | None:
-        """Digest of the committed history whose shared state this replica holds, whole and finite; None without one."""
-        whole = self._stand.incarnation and self._flight is None and self._state.shared_is_finite()
-        return self._stand.history if whole else None
 
     def _announce(self, fault: int) -> None:
         what = f"{self._spec.faults[fault].do} ({self._spec.faults[fault].phase}, round {self.rounds + 1})"
