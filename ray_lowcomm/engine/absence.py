@@ -1,6 +1,6 @@
 """Members that miss rounds: who is absent, what is kept for it, and how it comes back with its work."""
 
-from ray_lowcomm.engine import answers, losses
+from ray_lowcomm.engine import answers, halt, losses
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.fleet_state import FleetState, Past
 from ray_lowcomm.engine.membership import AWAY, LIVE, Member, MemberState
@@ -47,7 +47,7 @@ def heard(fleet: FleetState, index: int) -> None:
 def come_back(fleet: FleetState, member: Member) -> None:
     """A member that is away asks to take part again."""
     if fleet.over:
-        _send_home(fleet, member)
+        halt.leave_out(fleet, member, asks=True)
         return
     member.state, member.asks, member.silent_since = MemberState.RETURNING, True, None
 
@@ -67,10 +67,12 @@ def keep(fleet: FleetState, alive: list[Member]) -> bool:
 
 def answer_if_complete(fleet: FleetState) -> None:
     """Who would take part again may, between two exchanges, once all that it has missed can be had."""
+    if fleet.exchange is not None:
+        return
     for member in fleet.in_state(MemberState.RETURNING):
         if fleet.over:
-            _send_home(fleet, member)
-        elif fleet.exchange is None:
+            halt.leave_out(fleet, member)
+        else:
             _answer(fleet, member)
 
 
@@ -79,15 +81,6 @@ def caught_up(fleet: FleetState, done: m.CaughtUp) -> None:
     fleet.note(done)
     fleet.members[done.member].follows = None
     fleet.book.count_catch_up(done)
-
-
-def end(fleet: FleetState) -> None:
-    """The last round is committed: what those that are away have not shared is lost."""
-    for member in fleet.in_state(*AWAY):
-        steps = member.arrival.steps if member.arrival else member.planned
-        if member.loads is None and steps:
-            fleet.book.totals.lost_inner_steps += steps
-            fleet.notice(f"replica {member.index} was not back at the end: its {steps} steps are lost")
 
 
 def _has_missed_nothing(fleet: FleetState, member: Member) -> bool:
@@ -118,14 +111,8 @@ def _return(fleet: FleetState, member: Member, missed: tuple[m.Missed, ...]) -> 
 
 def _too_late(fleet: FleetState, member: Member, missed: int) -> None:
     asks, member.state, member.asks = member.asks, MemberState.OUT, False
-    member.counted = member.arrival.steps if member.arrival else member.planned  # it says more if it is ever back
-    fleet.book.totals.lost_inner_steps += member.counted
+    fleet.book.count_unshared(member, fleet.where.overlap)
     limit = f"fleet.keep_rounds = {fleet.plan.fleet.keep_rounds}"
     fleet.notice(f"replica {member.index} has missed {missed} rounds ({limit}): it must begin anew")
     if asks:
         fleet.answer(member.index, m.Reset(f"it has missed more rounds than are kept ({limit})"))
-
-
-def _send_home(fleet: FleetState, member: Member) -> None:
-    member.asks = False
-    fleet.dismiss(member, fleet.failure or fleet.halt.reason or "the run has ended")

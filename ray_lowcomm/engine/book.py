@@ -182,12 +182,24 @@ class Book:
         self.totals.members_lost += 1
         arrival = member.arrival
         launched = arrival.steps + arrival.skipped if arrival else 0
-        member.counted = launched + overlap if arrival else member.planned
-        self.totals.lost_inner_steps += member.counted
+        self.count_unshared(member, overlap)
         in_exchange = exchange is not None and member.index in exchange.members
         if exchange is not None and in_exchange and member.vote is not None and member.vote.ok:
             self.totals.lost_inner_steps -= launched
             exchange.owed += launched  # lost only if the exchange fails
+
+    def count_unshared(self, member: Member, overlap: int) -> int:
+        """Count as lost what a member has not shared, as far as it is known (see `count_lost`): returns how many
+        steps. Should it ever be back it says more."""
+        arrival, before = member.arrival, member.counted
+        member.counted = arrival.steps + arrival.skipped + overlap if arrival else member.planned
+        self.totals.lost_inner_steps += member.counted - before
+        return member.counted
+
+    def count_left_out(self, member: Member, overlap: int) -> None:
+        """The run ends while a member is away: what it has not shared is lost, if it is more than a state to load."""
+        if member.loads is None and not member.counted and (steps := self.count_unshared(member, overlap)):
+            self.notice(f"replica {member.index} was not back at the end: its {steps} steps are lost")
 
     def count_given_up(self, member: Member | None, steps: int, skipped: int) -> None:
         """Count what a replica that is alive has given up, in the place of what was counted without its word."""

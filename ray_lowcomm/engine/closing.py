@@ -66,7 +66,6 @@ def give_duties(fleet: FleetState, alive: list[Member], record: dict[str, Any]) 
         member.stands, member.knows = fleet.round, fleet.dealt
         fleet.answer(member.index, end.commit(member))
     if last:
-        absence.end(fleet)
         for member in joiners:
             fleet.dismiss(member, "the run has ended")
     fleet.finishing = fleet.finishing or last

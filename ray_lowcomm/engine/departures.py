@@ -87,6 +87,8 @@ def end_if_all_out(fleet: FleetState) -> None:
     fleet.book.flush(None)
     for member in fleet.in_state(MemberState.JOINING):
         fleet.dismiss(member, "the run has ended")
+    for member in fleet.in_state(MemberState.ABSENT):  # one that is heard of later has had its time
+        halt.leave_out(fleet, member)
     if fleet.halt.folder:  # what is not whole now never will be
         fleet.book.give_up_checkpoints(before=fleet.round + 1)
     if fleet.book.waits_for_checkpoint(fleet.round):

@@ -21,9 +21,12 @@ def begin(fleet: FleetState, reason: str, save: bool) -> None:
     fleet.notice(f"stopping: {reason}")
     if fleet.halt.saves and fleet.exchange is None:
         _open(fleet)
-    for member in fleet.in_state(MemberState.JOINING, MemberState.FETCHING, MemberState.ABSENT):
-        if member.state is MemberState.JOINING or member.asks or (member.loads is not None and not member.welcomed):
+    for member in fleet.in_state(MemberState.JOINING, MemberState.FETCHING):
+        if member.state is MemberState.JOINING or not member.welcomed:
             fleet.dismiss(member, reason)
+    for member in fleet.in_state(MemberState.ABSENT):
+        if fleet.exchange is None:  # else what it has launched may be in it
+            leave_out(fleet, member)
     for member in fleet.in_state(MemberState.ARRIVED):
         send_home(fleet, member)
 
@@ -37,7 +40,7 @@ def paused(fleet: FleetState, paused: m.Paused) -> None:
     elif fleet.over and member is not None:
         send_home(fleet, member)
     elif fleet.over and away is not None:
-        fleet.dismiss(away, fleet.failure or fleet.halt.reason or "the run has ended")
+        leave_out(fleet, away, asks=True)
     else:
         fleet.note(paused)
 
@@ -50,6 +53,14 @@ def send_home(fleet: FleetState, member: Member) -> None:
         return
     member.state = MemberState.LEAVING
     fleet.answer(member.index, m.Stop(halt.reason, halt.folder, member.index == halt.writes_shared))
+
+
+def leave_out(fleet: FleetState, member: Member, asks: bool = False) -> None:
+    """A member that is away as the run ends, and waits for an answer if it `asks`: what it has not shared is lost."""
+    fleet.book.count_left_out(member, fleet.where.overlap)
+    if asks or member.asks or (member.loads is not None and not member.welcomed):
+        member.asks = False
+        fleet.dismiss(member, fleet.failure or fleet.halt.reason or "the run has ended")
 
 
 def instead_of_retry(fleet: FleetState, alive: list[Member]) -> bool:

@@ -114,9 +114,11 @@ def test_a_stop_while_one_is_absent():
     desk.drop_answers()
     finish(desk, 0, 2)
     assert desk.coordinator.ended  # nobody waits for who is absent
+    assert f"replica 1 was not back at the end: its {H} steps are lost" in desk.notices
     desk.wake(1)
     desk.arrive(1)
     assert desk.answers[1][-1] == m.Stop("Ctrl-C")
+    assert desk.summary["lost_inner_steps"] == H
 
 
 def test_a_stop_while_one_is_absent_that_comes_back_before_the_end():
@@ -209,8 +211,9 @@ def test_a_stop_while_one_is_absent_from_an_exchange(voted):
     desk.save(0, 2)
     if not voted:
         desk.vote(1)
+    finish(desk, 0, 2)
     assert desk.answers[1] == [m.Stop("Ctrl-C")]
-    finish(desk, 0, 1, 2)
+    finish(desk, 1)
     assert desk.coordinator.ended
     assert_counted(desk, 3 * H)
 
