@@ -123,8 +123,9 @@ class BufferSync:
             now[name].copy_(followed(now[name], before, own[name]))
 
     def follow(self, op: SyncOp, received: Received) -> None:
-        """As `apply`: buffers are shared state."""
+        """As `apply`, with nothing of this replica's own: what it has not shared is in its parameters."""
         self.apply(op.id, received)
+        self._late = op.apply > op.launch  # the others have added to theirs since
 
     def check(self, proposal: str, received: Received) -> None:
         """Raise PayloadError if `apply` would."""

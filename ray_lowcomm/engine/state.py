@@ -87,8 +87,9 @@ class ReplicaState:
         alike, own = self.shared(), self._taken(STATEFUL, self.stateful)
         if not self.strategy.replicated:
             own |= _prefixed(OPTIMIZER, self.optimizer.tensors(moments))
-        if not self.buffers.shared:
+        if not self.buffers.alike:
             own |= _prefixed(BUFFERS, self.buffers.state())
+            alike = {name: value for name, value in alike.items() if not name.startswith(BUFFERS)}
         if not self.strategy.consistent:
             alike, own = {}, alike | own
         return _detached(alike), _detached(own)

@@ -171,8 +171,8 @@ def test_replicas_of_a_run_round_differently(tmp_path) -> None:
     def watch(index: int, replica, model) -> None:
         if replica.step_number == 1:
             proposal = strategy_of(replica).propose(replica._schedule.ops(2)[0])
-            strategy_of(replica).discard(proposal.id)
             messages[index] = proposal.payload.data.numpy().tobytes()
+            strategy_of(replica).discard(proposal.id)
 
     job = Job(settings, ref.Quadratic, 2, 2, ref.sgd, lambda replica, step: ref.batch(0, step), ref.loss, watch=watch)
     assert run(job, tmp_path).failure is None
