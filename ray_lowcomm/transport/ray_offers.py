@@ -32,7 +32,7 @@ class Offers:
 
     def add(self, name: str, state: Mapping[str, Tensor]) -> Any:
         """Put a state into the object store; the driver passes the references on, bytes go from node to node."""
-        self._held[name] = [ray.put(piece) for piece in cut(state)]
+        self._held[name] = [ray.put(piece) for piece in cut(state, PIECE)]
         return self._held[name]
 
     def withdraw(self, wanted: Collection[str]) -> None:
@@ -40,7 +40,7 @@ class Offers:
         self._held = {name: pieces for name, pieces in self._held.items() if name in wanted}
 
 
-def cut(state: Mapping[str, Tensor], size: int = PIECE) -> Iterator[dict[str, Slice]]:
+def cut(state: Mapping[str, Tensor], size: int) -> Iterator[dict[str, Slice]]:
     """Pieces of at most `size` bytes; the same whenever names, dtypes and shapes are."""
     piece: dict[str, Slice] = {}
     room = size

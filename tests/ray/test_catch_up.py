@@ -1,4 +1,4 @@
-"""A replica's process is stopped for some rounds and goes on: they go on without it, and it comes back with its work."""
+"""A replica's process is stopped for some rounds and goes on: they go on without it, and its work is not lost."""
 
 import os
 import signal

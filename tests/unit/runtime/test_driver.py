@@ -102,18 +102,47 @@ def test_a_process_that_ray_has_given_up_has_no_part_in_the_run_any_more(tmp_pat
     run(scenario)
 
 
-def test_one_that_could_not_be_reached_for_a_while_may_join_again(tmp_path):
+def test_one_that_could_not_be_reached_for_a_while_goes_on(tmp_path):
     async def scenario():
         room = Room(tmp_path)
         await room.begin()
         room.processes[1].trouble = ActorUnavailableError("no route", None)
-        await room.until(lambda: room.state(1) is MemberState.OUT)
+        await room.until(lambda: room.state(1) is MemberState.ABSENT)
         room.processes[1].trouble = None
-        late = asyncio.ensure_future(room.driver.request(join(1), "first 1"))
-        await room.until(lambda: room.state(1) is MemberState.JOINING)
+        await room.until(lambda: room.state(1) is MemberState.TRAINING)  # it has missed nothing
+        assert room.driver._coordinator.book.totals.members_lost == 0
+        assert any("cannot be reached" in text for text in await room.notices())
         room.processes[1].trouble = ActorDiedError()  # and is watched as before
-        assert isinstance(await asyncio.wait_for(late, PATIENCE_S), m.Stop)
+        await room.until(lambda: room.state(1) is MemberState.OUT)
         assert room.driver._coordinator.book.totals.members_lost == 1
+
+    run(scenario)
+
+
+def test_one_that_could_not_be_reached_is_answered_once_it_can(tmp_path):
+    async def scenario():
+        room = Room(tmp_path)
+        first, second = await room.begin()
+        room.processes[1].trouble = ActorUnavailableError("no route", None)
+        await room.until(lambda: room.state(1) is MemberState.ABSENT)
+        sizes = (m.PayloadSize("params@4", "mean", 40),)
+        arrival = m.Arrival(1, second.incarnation, 0, True, 4, 8, 1.0, 1.0, sizes, "same", {1: 4})
+        answer = await asyncio.wait_for(room.driver.request(arrival, "first 1"), PATIENCE_S)
+        assert isinstance(answer, m.Return)  # it was heard of, whatever the pings say
+        assert (answer.missed, answer.inner_steps) == ((), 4)
+
+    run(scenario)
+
+
+def test_where_rounds_wait_for_who_is_late_it_stays_expected(tmp_path):
+    async def scenario():
+        room = Room(tmp_path, straggler="wait")
+        await room.begin()
+        room.processes[1].trouble = ActorUnavailableError("no route", None)
+        await asyncio.sleep(0.2)
+        assert room.state(1) is MemberState.TRAINING
+        room.processes[1].trouble = ActorDiedError()
+        await room.until(lambda: room.state(1) is MemberState.OUT)
 
     run(scenario)
 

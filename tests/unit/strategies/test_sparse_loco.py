@@ -148,7 +148,7 @@ def test_a_residual_in_the_model_is_what_was_there_without_what_is_decoded(given
         conclude(one, proposals, exchange([proposals]))
         torch.testing.assert_close(decoded + one.strategy.anchor.pseudo_gradient(), before, rtol=1e-5, atol=1e-5)
         left = float(one.strategy.anchor.pseudo_gradient().norm())
-        assert proposals[0].residual_norm == pytest.approx(left, rel=1e-4, abs=1e-4)
+        assert proposals[0].sent.residual_norm == pytest.approx(left, rel=1e-4, abs=1e-4)
 
 
 def test_a_retry_sends_the_same_and_a_later_round_or_another_replica_rounds_anew() -> None:
