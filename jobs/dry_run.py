@@ -4,7 +4,7 @@ from ray_lowcomm import strategies
 from ray_lowcomm.config import TrainConfig
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import Tracks
-from ray_lowcomm.estimate import run_cost, sizes_of
+from ray_lowcomm.estimate import RunCost, run_cost, sizes_of
 from ray_lowcomm.footprint import Footprint, footprint
 
 
@@ -49,10 +49,30 @@ def estimate(config: TrainConfig) -> tuple[dict[str, str], tuple[str, ...]]:
         "strategy": f"{settings.name}: {cost.rounds} rounds in {steps} inner steps{_share(settings)}",
         "sent per round": f"{_bytes(total // max(1, cost.rounds))} on average, {about}{_bytes(total)} in all a replica",
         "on the wire": f"{about}{_bytes(wire)} in all each way, per replica; DDP: {_bytes(ddp)}",
+        "who is late": _late(config, settings, cost),
+        "who joins": f"fetches {_bytes(_of_joiner(config, strategy, tracks))} from all members together",
         "memory": _memory(footprint(model, tracks, strategy, cost.room, world), config.fleet.transport == "ray"),
     }
     of_data: tuple[str, ...] = getattr(dataset, "remarks", ())
     return lines, config.remarks() + strategies.remarks(strategy, settings, steps) + of_data
+
+
+def _late(config: TrainConfig, settings: StrategySettings, cost: RunCost) -> str:
+    """What a replica fetches that has missed rounds."""
+    if strategies.straggler(settings, config.fleet) != "catch_up" or config.fleet.max_replicas == 1:
+        return "is waited for, or starts again from the shared state"
+    missed = cost.moved["down"] // max(1, cost.rounds)
+    rounds = config.fleet.keep_rounds * (settings.fragments or 1)
+    kept = f"which the others keep while it is away, {_bytes(rounds * missed)} for {rounds} rounds"
+    return f"fetches about {_bytes(missed)} for each round that it has missed, {kept}"
+
+
+def _of_joiner(config: TrainConfig, strategy: strategies.Strategy, tracks: Tracks) -> int:
+    """Bytes of the shared state, and of the inner optimizer's where that is handed on."""
+    averaged = strategies.algorithm(config.strategy.name).averages_moments
+    handed_on = averaged or strategy.replicated or config.fleet.joiner_moments == "donor"
+    shared = sum(value.numel() * value.element_size() for value in strategy.shared_state().values())
+    return shared + handed_on * len(tracks.moments.names) * tracks.layout.nbytes
 
 
 def _share(settings: StrategySettings) -> str:

@@ -1,5 +1,6 @@
 """What the coordinator writes down: records, bytes, checkpoints in the making. No decisions."""
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -176,10 +177,17 @@ class Book:
         if count:
             self.notice(f"round {number}: {count:,} numbers of the owners' residual are lost: nobody holds them now")
 
+    def count_failed(self, votes: list[m.Vote]) -> None:
+        """Count the time of an attempt that has failed; bytes are counted with each vote."""
+        for name in ("exchange_s", "wait_s"):
+            seconds = [getattr(vote, name) for vote in votes]
+            setattr(self.totals, name, getattr(self.totals, name) + sum(seconds) / max(1, len(seconds)))
+
     def count_lost(self, member: Member, exchange: Exchange | None, overlap: int) -> None:
         """Count a member that is lost. Steps of a killed replica are unknown: those that it was told to take count,
         beside a round in flight as many as `overlap`."""
         self.totals.members_lost += 1
+        self.totals.lost_residual_norm = math.hypot(self.totals.lost_residual_norm, member.held_back)
         arrival = member.arrival
         launched = arrival.steps + arrival.skipped if arrival else 0
         self.count_unshared(member, overlap)

@@ -99,6 +99,7 @@ def _retry(fleet: FleetState, alive: list[Member], votes: list[m.Vote]) -> None:
     fleet.group = ()
     fleet.retries += 1
     fleet.book.totals.rounds_retried += 1
+    fleet.book.count_failed(votes)
     problems = "; ".join(f"replica {v.member}: {v.problem}" for v in votes if not v.ok)
     problems = problems or "digests of what was received differ"
     number = fleet.round + 1
@@ -126,6 +127,7 @@ def _commit(fleet: FleetState, exchange: Exchange, alive: list[Member], votes: l
         if farther:
             fleet.failures[arrival.member] = 0
         fleet.seconds_per_step[arrival.member] = overlap.seconds_per_step(arrival)
+        fleet.members[arrival.member].held_back = arrival.residual_norm or 0.0
     if (now := overlap.measured(arrivals, votes)) is not None:
         fleet.measured = [*fleet.measured, now][-overlap.ROUNDS :]
     rejections.committed(fleet, arrivals, farther)

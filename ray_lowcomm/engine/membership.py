@@ -65,6 +65,7 @@ class Member:
     planned: int = 0
     counted: int = 0
     skipped: int = 0
+    held_back: float = 0.0  # L2 norm of what it had not shared once its last committed round was applied
     leaving: str = ""
     arrival: Arrival | None = None
     vote: Vote | None = None

@@ -19,8 +19,9 @@ class Totals:
     rounds: `exchange_s` and `wait_s` as long as they took, `compute_s` in inner steps, `outer_s` and `blocked_s` in
     between, in the outer step's computation and waiting. `most_members` took part in one round; `replicas_joined`
     counts starts of a replica in mid-run, `replicas_left` those that left in order before the end. `lost_residual`
-    counts numbers of an owners' residual (`strategy.combine: sharded`) that were gone with who held them. `rejected` is
-    by replica: rejected rounds (something was not finite), and how many in a row; `skipped_steps` are inner steps not
+    counts numbers of an owners' residual (`strategy.combine: sharded`) that were gone with who held them,
+    `lost_residual_norm` is the L2 norm of what replicas that were lost held back of earlier rounds. `rejected` is by
+    replica: rejected rounds (something was not finite), and how many in a row; `skipped_steps` are inner steps not
     taken for that reason. `caught_up_rounds` are those that replicas had missed and followed later. `metrics` are the
     last values of the user's own.
     """
@@ -50,6 +51,7 @@ class Totals:
     skipped_steps: int = 0
     lost_inner_steps: int = 0
     lost_residual: int = 0
+    lost_residual_norm: float = 0.0
     train_loss: float | None = None
     val_loss: float | None = None
     val_loss_start: float | None = None
@@ -126,6 +128,7 @@ class Totals:
             "skipped_steps": self.skipped_steps,
             "lost_inner_steps": self.lost_inner_steps,
             "lost_residual": self.lost_residual,
+            "lost_residual_norm": round(self.lost_residual_norm, 6),
         }
 
 

@@ -216,6 +216,8 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("time", f"{times['wall_s']} ({', '.join(parts)})" if parts else times["wall_s"]))
     if summary.get("skipped_steps"):
         row("skipped steps", "{skipped_steps}: loss or gradients were not finite", "skipped_steps")
+    if summary.get("caught_up_rounds"):
+        row("caught up", "{caught_up_rounds} rounds that replicas had missed", "caught_up_rounds")
     if summary.get("lost_inner_steps"):
         row("lost steps", "{lost_inner_steps}: what they learnt is not in the shared model", "lost_inner_steps")
     for index, counts in (summary.get("rejected_replicas") or {}).items():

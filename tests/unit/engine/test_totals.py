@@ -140,6 +140,33 @@ def test_utilisation_is_the_share_of_computing():
     assert Totals().summary()["utilisation"] is None
 
 
+def test_what_a_lost_replica_held_back_is_counted():
+    desk = Desk(3)
+    desk.begin()
+    desk.arrive(0, 2, residual_norm=1.0)
+    desk.arrive(1, residual_norm=3.0)
+    desk.take(0, 1, 2)
+    desk.vote(0, 1, 2)
+    desk.take(0, 1, 2)
+    assert desk.summary["lost_residual_norm"] == 0.0
+    desk.lose(1)
+    desk.lose(2)
+    assert desk.summary["lost_residual_norm"] == pytest.approx(10**0.5)
+
+
+def test_time_in_attempts_that_have_failed_counts():
+    desk = Desk(2)
+    desk.begin()
+    desk.arrive(0, 1)
+    desk.take(0, 1)
+    desk.vote(0, exchange_s=4.0, wait_s=1.0)
+    desk.vote(1, ok=False, exchange_s=2.0)
+    desk.take(0, 1)
+    desk.vote(0, 1, exchange_s=1.0)
+    desk.take(0, 1)
+    assert (desk.summary["exchange_s"], desk.summary["wait_s"]) == (4.0, 0.5)
+
+
 def test_totals_survive_json():
     totals = Totals(tokens=3, val_loss=1.5)
     totals.count_bytes(2, {"up": 4})

@@ -47,7 +47,8 @@ def test_bits_are_those_of_the_messages(replicas):
     assert row["wire_bytes_up"] == pytest.approx(2 * 4 * row["parameters"] * (replicas - 1) / replicas, rel=1e-4)
     row = wire.measure(ENTRIES["sparse_loco, k=64, 2 bits"], SMALL, replicas)
     assert row["bound"] < row["bits_up"] < 1.1 * row["bound"]  # headers weigh in a model this small
-    assert row["bits_down"] == pytest.approx((replicas - 1) * row["bits_up"])
+    # the others' messages, each as long as its indices make it
+    assert row["bits_down"] == pytest.approx((replicas - 1) * row["bits_up"], rel=1e-3)
     assert row["wire_bytes_up"] * 8 / row["parameters"] == pytest.approx(row["bits_down"])
 
 
