@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from ray_lowcomm.core.digest import digest_tensors
+from ray_lowcomm.core.errors import PayloadError
 from ray_lowcomm.core.payload import Payload, Proposal, Received, Sent
 from ray_lowcomm.core.schedule import Due, SyncOp, every
 from ray_lowcomm.core.settings import StrategySettings
@@ -35,8 +36,8 @@ class DDP:
         self.gradients.write(received.parts[0])
 
     def follow(self, op: SyncOp, received: Received) -> None:
-        """Never: a mean gradient makes a step only with the optimizer's state of that step."""
-        raise NotImplementedError("ddp cannot follow a round that it has missed")
+        """Refused: a mean gradient makes a step only with the optimizer's state of that step, which is gone."""
+        raise PayloadError("ddp cannot follow a round that it has missed: take the shared state in its place")
 
     def check(self, proposal: str, received: Received) -> None:
         """The mean must be finite."""

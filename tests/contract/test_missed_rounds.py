@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ray_lowcomm import strategies
+from ray_lowcomm.core.errors import PayloadError
 from ray_lowcomm.core.tracks import PARAMS
 
 from .bench import conclude, exchange, members, play_round, propose, train_to_launch
@@ -68,3 +69,8 @@ def test_what_was_not_shared_stays_to_the_last_step(case: Case) -> None:
 def test_who_cannot_follow_says_so() -> None:
     names = {case.settings.name for case in CASES if case not in FOLLOWING}
     assert names == {"ddp", "dct_momentum"}  # the paper's variant has no shared state
+    ddp = next(case for case in CASES if case.settings.name == "ddp")
+    fleet = members(ddp, 3)
+    ops, received = _missed(fleet)
+    with pytest.raises(PayloadError, match="ddp cannot follow a round that it has missed"):
+        fleet[-1].strategy.follow(ops[0], received[0])
