@@ -51,11 +51,12 @@ def evaluate(folder: Path, config: TrainConfig) -> dict[str, float]:
     """`val_loss` of the model in `folder` on the validation subset that `config` names, and its own metrics."""
     from ray_lowcomm.data import load
     from ray_lowcomm.default_loop import Evaluation
+    from ray_lowcomm.engine.checkpoint import MANIFEST, SHARED
     from ray_lowcomm.models import build, load_weights
 
     validation = load(config.data, "validation")
     model = build(replace(config.model, init_from=None), getattr(validation, "model_defaults", None))
-    if (folder / "manifest.json").exists():
+    if any((folder / name).exists() for name in (MANIFEST, SHARED)):
         _load_checkpoint(model, folder)
     else:
         load_weights(model, str(folder))
@@ -65,12 +66,12 @@ def evaluate(folder: Path, config: TrainConfig) -> dict[str, float]:
 
 def _load_checkpoint(model: nn.Module, folder: Path) -> None:
     from ray_lowcomm.core.names import named_buffers, trainable_parameters
-    from ray_lowcomm.engine.checkpoint import SHARED, load_tensors, read_manifest
+    from ray_lowcomm.engine.checkpoint import SHARED, load_tensors, whole_manifest
     from ray_lowcomm.engine.storage import Storage
 
     storage = Storage(str(folder.parent))
-    manifest = read_manifest(storage, folder.name)
-    state = load_tensors(storage, f"{folder.name}/{SHARED}", manifest["files"].get(SHARED))
+    manifest = whole_manifest(storage, folder.name)
+    state = load_tensors(storage, f"{folder.name}/{SHARED}", manifest["files"][SHARED])
     wanted = {f"strategy/anchor/{name}": p for name, p in trainable_parameters(model).items()}
     missing = [name for name in wanted if name not in state]
     if missing:

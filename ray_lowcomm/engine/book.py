@@ -12,7 +12,7 @@ from ray_lowcomm.engine.membership import Exchange, Member
 from ray_lowcomm.engine.reported import TAKEN, combined
 from ray_lowcomm.engine.totals import Totals, most, round_record
 
-FORMAT = 2  # of manifests, and of the state beside them
+FORMAT = 3  # of manifests, and of the state beside them
 FOLDER, SHARED = "checkpoints", "shared.safetensors"
 
 
@@ -368,9 +368,14 @@ class Book:
     def _stand_at(self, manifest: dict[str, Any]) -> Position:
         self.data_positions = {int(k): v for k, v in manifest["positions"].items()}
         self.fired |= set(manifest["fired"])
-        step = manifest["step"]
-        launched, overlap = manifest.get("launched", step), manifest.get("overlap", 0)  # not in older ones
-        return Position(manifest["round"], step, manifest["generation"], manifest["history"], launched, overlap)
+        return Position(
+            manifest["round"],
+            manifest["step"],
+            manifest["generation"],
+            manifest["history"],
+            manifest["launched"],
+            manifest["overlap"],
+        )
 
     def summary(self, rounds: int, now: float) -> dict[str, Any]:
         """Fields of summary.json that follow from what was written down."""

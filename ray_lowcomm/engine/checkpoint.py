@@ -5,7 +5,7 @@ and ``manifest.json``, which is written last: a folder without one is not a chec
 run that was stopped in the middle of the round after.
 """
 
-import json
+import errno
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,18 +18,15 @@ from ray_lowcomm.core import tensor_file
 from ray_lowcomm.core.errors import CheckpointError
 from ray_lowcomm.core.wording import option
 from ray_lowcomm.engine.book import FOLDER as FOLDER
-from ray_lowcomm.engine.book import FORMAT, RunPlan
 from ray_lowcomm.engine.book import SHARED as SHARED
+from ray_lowcomm.engine.book import RunPlan
+from ray_lowcomm.engine.manifest import MANIFEST as MANIFEST
+from ray_lowcomm.engine.manifest import local_name as local_name
+from ray_lowcomm.engine.manifest import read_manifest, store_manifest
 from ray_lowcomm.engine.storage import Storage
 
-MANIFEST = "manifest.json"
 _NAME = re.compile(r"round_(\d+)(?:_stop_(\d+))?$")
 GIVEN = ("optimizer/", "buffers/", "stateful/")  # local state that a joiner starts with
-
-
-def local_name(member: int) -> str:
-    """File with the local state of a member."""
-    return f"replica_{member:04d}.safetensors"
 
 
 def save_tensors(storage: Storage, path: str, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
@@ -103,10 +100,11 @@ class _Hashed:
 
 def write_manifest(storage: Storage, folder: str, manifest: Mapping[str, Any], keep: int) -> None:
     """Make the checkpoint whole, then delete all but the newest `keep` whole ones and the rest of older attempts."""
-    storage.write(f"{folder}/{MANIFEST}", json.dumps(manifest, indent=1).encode())
-    complete = whole_checkpoints(storage)
-    for name in _folders(storage):
-        if _number(name) < _number(folder) and name not in complete[-keep:]:
+    store_manifest(storage, folder, manifest)
+    older = [name for name in _folders(storage) if _number(name) <= _number(folder)]
+    kept = [name for name in older if storage.exists(f"{FOLDER}/{name}/{MANIFEST}")][-keep:]
+    for name in older:
+        if name not in kept:
             storage.delete(f"{FOLDER}/{name}")
 
 
@@ -124,8 +122,40 @@ class Found:
     skipped: tuple[str, ...]
 
 
+def whole_manifest(storage: Storage, folder: str) -> dict[str, Any]:
+    """The manifest of a checkpoint folder in which every file is there as it was written: all of them are read.
+
+    Raises:
+        CheckpointError: naming what is missing, cut off or damaged.
+    """
+    manifest = read_manifest(storage, folder)
+    for name, (size, digest) in manifest["files"].items():
+        path = f"{folder}/{name}"
+        found = storage.size(path)
+        if found is None:
+            raise CheckpointError(f"{path} is missing")
+        if found != size:
+            raise CheckpointError(f"{path} is cut off or damaged: it has {found:,} bytes of {size:,}")
+        if _digest(storage, path) != digest:
+            raise CheckpointError(f"{path} is damaged: its checksum is not the manifest's")
+    return manifest
+
+
+def _digest(storage: Storage, path: str) -> str:
+    """Checksum of a file; '' of one that the disk cannot read."""
+    with storage.open(path) as stream:
+        source = _Hashed(stream)
+        try:
+            source.drain()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return ""
+    return source.hasher.hexdigest()
+
+
 def find_newest(storage: Storage) -> Found:
-    """The newest checkpoint whose files are all there in their full size (hashes are checked when they are loaded).
+    """The newest whole checkpoint.
 
     Raises:
         CheckpointError: there is none; the text says what is wrong with those that were looked at.
@@ -134,14 +164,9 @@ def find_newest(storage: Storage) -> Found:
     for name in reversed(whole_checkpoints(storage)):
         folder = f"{FOLDER}/{name}"
         try:
-            manifest = read_manifest(storage, folder)
+            return Found(folder, whole_manifest(storage, folder), tuple(skipped))
         except CheckpointError as error:
             skipped.append(str(error))
-            continue
-        torn = [f for f, (size, _) in manifest["files"].items() if storage.size(f"{folder}/{f}") != size]
-        if not torn:
-            return Found(folder, manifest, tuple(skipped))
-        skipped.append(f"{folder}/{torn[0]} is missing or cut off")
     why = f" ({'; '.join(skipped)})" if skipped else ""
     raise CheckpointError(f"{storage.root} has no whole checkpoint to go on from{why}")
 
@@ -173,29 +198,6 @@ def _number(folder: str) -> tuple[int, int]:
 def _folders(storage: Storage) -> list[str]:
     names = [name for name in storage.folders(FOLDER) if _NAME.fullmatch(name)]
     return sorted(names, key=_number)
-
-
-def read_manifest(storage: Storage, folder: str) -> dict[str, Any]:
-    """The manifest of a checkpoint folder.
-
-    Raises:
-        CheckpointError: there is none, or it cannot be read.
-    """
-    path = f"{folder}/{MANIFEST}"
-    if not storage.exists(path):
-        raise CheckpointError(f"{folder} has no {MANIFEST}: it is not a whole checkpoint")
-    try:
-        manifest: dict[str, Any] = json.loads(storage.read(path))
-    except ValueError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(manifest, dict):
-        raise CheckpointError(f"{path} is not a manifest: delete its folder to go on from an older checkpoint")
-    if manifest.get("format") != FORMAT:
-        found = f"{path} has format {manifest.get('format')!r}, and this version reads format {FORMAT}"
-        raise CheckpointError(
-            f"{found}: go on with the version that wrote it, or begin a run with {option('model.init_from')}"
-        )
-    return manifest
 
 
 @dataclass(frozen=True)

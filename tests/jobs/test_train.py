@@ -174,12 +174,18 @@ def test_damaged_settings_of_a_run_to_resume_are_named(resume, tmp_path):
     assert "not valid YAML" in err
 
 
-def test_a_checkpoint_of_another_model_is_not_evaluated(run, tmp_path):
+def test_a_checkpoint_of_another_model_or_not_whole_is_not_evaluated(run, tmp_path):
     run("--run.name", "wide", "--tracking.enabled", "false")
     place = str(tmp_path / "wide" / "checkpoints" / "round_000006")
     code, _, err = run(place, "--model.args.width", "8", job=evaluate)
     assert code == 1
     assert re.search(r"made by another model: strategy/anchor/\S+ is of shape \[256, 16\], this one \[256, 8\]", err)
+    (tmp_path / "wide" / "checkpoints" / "round_000006" / "replica_0000.safetensors").unlink()
+    code, _, err = run(place, job=evaluate)
+    assert (code, err) == (1, "round_000006/replica_0000.safetensors is missing\n")
+    (tmp_path / "wide" / "checkpoints" / "round_000006" / "manifest.json").unlink()
+    code, _, err = run(place, job=evaluate)
+    assert (code, err) == (1, "round_000006 has no manifest.json: it is not a whole checkpoint\n")
 
 
 def test_an_older_run_is_moved_aside(run, tmp_path):

@@ -1,6 +1,7 @@
 """Checkpoints that are torn, damaged, foreign or too many."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,13 +9,15 @@ from torch import nn
 
 from ray_lowcomm.core.errors import CheckpointError
 from ray_lowcomm.engine.checkpoint import (
+    Source,
     find_newest,
+    load_member,
     load_tensors,
-    read_manifest,
     save_tensors,
     whole_checkpoints,
     write_manifest,
 )
+from ray_lowcomm.engine.manifest import read_manifest, store_manifest
 from ray_lowcomm.engine.storage import Storage
 
 from .local_run import Setup
@@ -39,59 +42,88 @@ def test_the_newest_whole_checkpoint_is_found(run):
     assert (found.folder, found.manifest["round"], found.skipped) == ("checkpoints/round_000003", 3, ())
 
 
-def remove_manifest(folder):
-    (folder / "manifest.json").unlink()
+FILES = ("manifest.json", "shared.safetensors", "replica_0000.safetensors", "replica_0001.safetensors")
 
 
-def cut_manifest(folder):
-    (folder / "manifest.json").write_text('{"format": 2, "rou')
-
-
-def newer_format(folder):
-    path = folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 3}))
-
-
-def remove_part(folder):
-    (folder / "replica_0001.safetensors").unlink()
-
-
-def cut_part(folder):
-    path = folder / "shared.safetensors"
+def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-@pytest.mark.parametrize(
-    ("tear", "said"),
-    [
-        (remove_manifest, None),
-        (cut_manifest, "cannot be read"),
-        (newer_format, "has format 3, and this version reads format 2"),
-        (remove_part, "replica_0001.safetensors is missing or cut off"),
-        (cut_part, "shared.safetensors is missing or cut off"),
-    ],
-)
-def test_a_torn_checkpoint_is_passed_over(run, tear, said):
+def flip_a_bit(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [cut, flip_a_bit, Path.unlink])
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_gone_on_from(run, file, damage):
     setup, folder = run
-    tear(folder / "round_000003")
+    damage(folder / "round_000003" / file)
     found = newest(setup)
     assert found.folder == "checkpoints/round_000002"
-    assert (said is None and found.skipped == ()) or said in found.skipped[0]
+    if (file, damage) == ("manifest.json", Path.unlink):  # it was never whole
+        assert found.skipped == ()
+    else:
+        assert f"round_000003/{file} " in found.skipped[0]
     resumed = setup.go(resume=True)
     assert not resumed.failure
     assert resumed.records[0]["round"] == 3
     assert newest(setup).manifest["round"] == 4
 
 
-def test_a_file_whose_bytes_have_changed_is_not_loaded(run):
+def edited(folder, change, seal):
+    """Change a manifest as text, as an editor would, or with a checksum that fits."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    if seal:
+        store_manifest(Storage(str(folder.parent)), folder.name, manifest)
+    else:
+        path.write_text(json.dumps(manifest, indent=1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: manifest.update(step=manifest["step"] + 1),
+        lambda manifest: manifest.update(round=2),
+        lambda manifest: manifest["files"].clear(),
+        lambda manifest: manifest.pop("checksum"),
+        lambda manifest: manifest["totals"].update(inner_steps=0),
+    ],
+)
+def test_an_edited_manifest_is_refused(run, change):
     setup, folder = run
-    path = folder / "round_000003" / "replica_0001.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    resumed = setup.go(resume=True)
-    assert "replica 1" in resumed.failure
-    assert "round_000003/replica_0001.safetensors is damaged" in resumed.failure
+    edited(folder / "round_000003", change, seal=False)
+    assert "round_000003/manifest.json is damaged, or was edited" in newest(setup).skipped[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda manifest: manifest.pop("history"), "history is None"),
+        (lambda manifest: manifest.update(totals=[]), r"totals is []"),
+        (lambda manifest: manifest["files"].clear(), "shared.safetensors is not among its files"),
+        (lambda manifest: manifest["files"].pop("replica_0001.safetensors"), "replica_0001.safetensors is not among"),
+        (lambda manifest: manifest.update(members=[]), "it has no members"),
+        (lambda manifest: manifest.update(format=2), "has format 2, and this version reads format 3"),
+    ],
+)
+def test_a_manifest_that_lacks_something_is_refused(run, change, said):
+    setup, folder = run
+    edited(folder / "round_000003", change, seal=True)
+    assert said in newest(setup).skipped[0]
+    assert "round_000003/manifest.json" in newest(setup).skipped[0]
+
+
+def test_what_is_damaged_after_it_was_looked_at_is_not_loaded(run):
+    setup, folder = run
+    found = newest(setup)
+    flip_a_bit(folder / "round_000003" / "replica_0001.safetensors")
+    source = Source(Storage(setup.directory), found.folder, found.manifest)
+    with pytest.raises(CheckpointError, match=r"round_000003/replica_0001.safetensors is damaged"):
+        load_member(source, 1, (0, 1), ())
 
 
 def test_no_checkpoint_at_all(tmp_path):
@@ -102,8 +134,8 @@ def test_no_checkpoint_at_all(tmp_path):
 def test_nothing_but_torn_checkpoints_says_what_is_wrong(run):
     setup, folder = run
     for number in (1, 2, 3):
-        cut_part(folder / f"round_{number:06d}")
-    with pytest.raises(CheckpointError, match=r"round_000003/shared.safetensors is missing or cut off"):
+        cut(folder / f"round_{number:06d}" / "shared.safetensors")
+    with pytest.raises(CheckpointError, match=r"round_000003/shared.safetensors is cut off"):
         newest(setup)
 
 
@@ -147,16 +179,15 @@ def test_unfinished_attempts_are_cleared_away_once_a_newer_one_is_whole(tmp_path
     for number in (1, 2, 3):
         save_tensors(storage, f"checkpoints/round_{number:06d}/shared.safetensors", {"a": torch.ones(1)})
     (tmp_path / "checkpoints" / "notes").mkdir()
-    write_manifest(storage, "checkpoints/round_000002", {"format": 2}, 2)
+    write_manifest(storage, "checkpoints/round_000002", {"round": 2}, 2)
     assert storage.folders("checkpoints") == ["notes", "round_000002", "round_000003"]
 
 
 def test_a_million_rounds_are_still_in_order(tmp_path):
     storage = Storage(str(tmp_path))
     for number in (999_998, 999_999, 1_000_000):
-        write_manifest(storage, f"checkpoints/round_{number:06d}", {"format": 2, "files": {}, "round": number}, 2)
+        write_manifest(storage, f"checkpoints/round_{number:06d}", {"round": number}, 2)
     assert whole_checkpoints(storage) == ["round_999999", "round_1000000"]
-    assert find_newest(storage).manifest["round"] == 1_000_000
 
 
 def test_a_disk_that_refuses_costs_the_checkpoint_not_the_run(tmp_path):

@@ -4,7 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ray_lowcomm.engine.checkpoint import Source, load_member, read_manifest, save_tensors, write_manifest
+from ray_lowcomm.engine.checkpoint import Source, load_member, save_tensors, write_manifest
+from ray_lowcomm.engine.manifest import read_manifest
 from ray_lowcomm.engine.storage import Storage
 
 from .desk import Desk
@@ -132,7 +133,7 @@ def saved(tmp_path):
         name = f"replica_{member:04d}.safetensors"
         files[name] = save_tensors(storage, f"{folder}/{name}", state)
     files["shared.safetensors"] = save_tensors(storage, f"{folder}/shared.safetensors", {"a": torch.ones(1)})
-    return Source(storage, folder, {"format": 2, "members": [0, 1, 2, 3], "files": files})
+    return Source(storage, folder, {"members": [0, 1, 2, 3], "files": files})
 
 
 def test_what_the_missing_had_not_shared_goes_to_the_others(saved):

@@ -1,0 +1,77 @@
+"""A checkpoint's ``manifest.json``: what it must hold, and a checksum of its own.
+
+``checksum`` is the xxh3 of all other fields as JSON, with sorted keys and no spaces.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import xxhash
+
+from ray_lowcomm.core.errors import CheckpointError
+from ray_lowcomm.core.wording import option
+from ray_lowcomm.engine.book import FORMAT, SHARED
+from ray_lowcomm.engine.storage import Storage
+
+MANIFEST, CHECKSUM = "manifest.json", "checksum"
+_NEEDED: dict[str, type] = {
+    **dict.fromkeys(("round", "stop", "step", "launched", "overlap", "generation", "replicas"), int),
+    **dict.fromkeys(("history", "strategy"), str),
+    **dict.fromkeys(("config", "positions", "unshared", "totals", "files"), dict),
+    **dict.fromkeys(("members", "fired"), list),
+}
+
+
+def local_name(member: int) -> str:
+    """File with the local state of a member."""
+    return f"replica_{member:04d}.safetensors"
+
+
+def store_manifest(storage: Storage, folder: str, manifest: Mapping[str, Any]) -> None:
+    """Write it, with its checksum."""
+    sealed = {**manifest, CHECKSUM: _checksum(manifest)}
+    storage.write(f"{folder}/{MANIFEST}", json.dumps(sealed, indent=1).encode())
+
+
+def read_manifest(storage: Storage, folder: str) -> dict[str, Any]:
+    """The manifest of a checkpoint folder, complete and as it was written.
+
+    Raises:
+        CheckpointError: there is none, or something is wrong with it.
+    """
+    path = f"{folder}/{MANIFEST}"
+    if not storage.exists(path):
+        raise CheckpointError(f"{folder} has no {MANIFEST}: it is not a whole checkpoint")
+    try:
+        manifest: dict[str, Any] = json.loads(storage.read(path))
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(manifest, dict):
+        raise CheckpointError(f"{path} is damaged: it is not a manifest")
+    if manifest.get("format") != FORMAT:
+        found = f"{path} has format {manifest.get('format')!r}, and this version reads format {FORMAT}"
+        raise CheckpointError(
+            f"{found}: go on with the version that wrote it, or begin a run with {option('model.init_from')}"
+        )
+    if manifest.get(CHECKSUM) != _checksum(manifest):
+        raise CheckpointError(f"{path} is damaged, or was edited: its checksum is not that of its contents")
+    if wrong := _wrong(manifest):
+        raise CheckpointError(f"{path} is not complete: {wrong}")
+    return manifest
+
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    kept = {name: value for name, value in manifest.items() if name != CHECKSUM}
+    return xxhash.xxh3_64(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _wrong(manifest: Mapping[str, Any]) -> str:
+    """The first thing that is missing, or ''."""
+    for name, kind in _NEEDED.items():
+        if not isinstance(manifest.get(name), kind):
+            return f"{name} is {manifest.get(name)!r}"
+    if not manifest["members"]:
+        return "it has no members"
+    missing = [name for name in (SHARED, *map(local_name, manifest["members"])) if name not in manifest["files"]]
+    return f"{missing[0]} is not among its files" if missing else ""
