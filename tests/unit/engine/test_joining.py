@@ -99,6 +99,8 @@ def test_a_resumed_run_begins_where_the_manifest_says():
         "step": H,
         "generation": 7,
         "history": "abc",
+        "launched": 4,
+        "overlap": 0,
         "positions": {"0": 8, "63": 9},
         "fired": [2],
         "totals": Totals(members_lost=3).to_json() | {"bytes": {"0": dict.fromkeys(KINDS, 5)}},

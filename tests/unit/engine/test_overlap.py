@@ -5,7 +5,6 @@ import pytest
 from ray_lowcomm.core.settings import CheckpointSettings, RunSettings
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.overlap import Measured, measured, next_overlap
-from ray_lowcomm.engine.totals import Totals
 
 from .desk import ROUNDS, Desk, H, only
 from .local_run import Setup, mlp
@@ -154,13 +153,6 @@ def test_a_resumed_run_goes_on_from_the_launch_and_with_the_overlap_of_its_check
     assert [(w.step, w.launch, w.inner_steps, w.overlap) for w in again.begin()] == [(2 * H + 3, 3 * H, 1, 3)] * 2
     other = late(overlap=2, total=5 * H, restored=manifest)
     assert [w.overlap for w in other.begin()] == [2, 2]
-
-
-def test_a_checkpoint_of_before_there_was_a_launch_beside_it_is_gone_on_with():
-    manifest = {"positions": {}, "fired": [], "round": 1, "step": H, "generation": 1, "history": "x"}
-    manifest["totals"] = Totals().to_json()
-    desk = late(overlap=2, restored=manifest)
-    assert [(w.step, w.launch, w.inner_steps, w.overlap) for w in desk.begin()] == [(H, 2 * H, H, 2)] * 2
 
 
 # ---- auto -------------------------------------------------------------------------------------------------------

@@ -80,6 +80,7 @@ def test_rounds_that_are_only_repeated_are_no_progress():
 
 def _with_checkpoint(plan):
     manifest = {"positions": {}, "fired": [], "round": 0, "step": 0, "generation": 0, "history": ""}
+    manifest |= {"launched": 0, "overlap": 0}
     return replace(plan, restore="/runs/x/checkpoints/round_000000", restored=manifest)
 
 
