@@ -20,6 +20,12 @@ def miss(fleet: FleetState, member: Member, why: str) -> None:
     losses.stop_waiting(fleet, member)
 
 
+def miss_slow(fleet: FleetState, member: Member, waited: float) -> None:
+    """An exchange has waited for this member's messages for so many seconds, and goes on without it."""
+    member.pull_s = waited
+    miss(fleet, member, f"the exchange has waited for its messages for {waited:.0f} s")
+
+
 def silent(fleet: FleetState, index: int, why: str) -> None:
     """A member does not answer, though its process is not known to be dead."""
     member = fleet.members.get(index)
@@ -36,7 +42,7 @@ def heard(fleet: FleetState, index: int) -> None:
     member = fleet.members.get(index)
     if member is None or member.state is not MemberState.ABSENT:
         return
-    member.silent_since = None if member.loads is not None else fleet.now
+    member.silent_since = None if member.loads is not None or member.follows is not None else fleet.now
     if member.asks:
         come_back(fleet, member)
     elif _has_missed_nothing(fleet, member) and fleet.in_state(*LIVE):
@@ -83,10 +89,19 @@ def caught_up(fleet: FleetState, done: m.CaughtUp) -> None:
     fleet.book.count_catch_up(done)
 
 
+def has_fetched(fleet: FleetState, member: Member, number: int) -> None:
+    """A member that is away has what it had missed up to the end of this round; meanwhile there may have been more."""
+    since, rounds = member.pulls
+    if member.pull_s is not None and rounds:
+        member.pull_s = (fleet.now - since) / rounds
+    member.stands = member.follows = number
+
+
 def _has_missed_nothing(fleet: FleetState, member: Member) -> bool:
     """Whether an absent member is still at the steps that it was told to take: it loads nothing, and has no vote to
     give."""
-    return member.loads is None and member.arrival is None and member.stands == fleet.round and fleet.exchange is None
+    idle = member.loads is None and member.follows is None and fleet.exchange is None
+    return idle and member.arrival is None and member.stands == fleet.round
 
 
 def _answer(fleet: FleetState, member: Member) -> None:
@@ -100,12 +115,22 @@ def _answer(fleet: FleetState, member: Member) -> None:
 
 
 def _return(fleet: FleetState, member: Member, missed: tuple[m.Missed, ...]) -> None:
-    member.state, member.asks, member.loads = MemberState.TRAINING, False, None
-    member.arrival, member.vote = None, None
-    member.planned = max(0, fleet.steps_to_next() - fleet.where.late)  # it begins where the last round is applied
-    answer = answers.to_return(fleet, member, missed)
-    member.follows = member.stands if missed else None
-    member.stands, member.knows = fleet.round, fleet.dealt
+    """It comes back, after what it has missed; if it were long in fetching that the others do not wait for it."""
+    takes_s = len(missed) * (member.pull_s or 0.0)
+    again = takes_s > fleet.waits.round_s
+    member.asks, member.loads, member.pulls = False, None, (fleet.now, len(missed))
+    if missed and member.follows is None:
+        member.follows = member.stands
+    if again:
+        member.state = MemberState.ABSENT
+    else:
+        member.state, member.arrival, member.vote = MemberState.TRAINING, None, None
+        # it begins where the last round is applied, or where the others are by then
+        nominal = fleet.steps_to_next()
+        member.planned = min(max(0, nominal - fleet.where.late), fleet.waits.steps_left(nominal, fleet.now + takes_s))
+    answer = answers.to_return(fleet, member, missed, again)
+    if not again:
+        member.stands, member.knows = fleet.round, fleet.dealt
     fleet.answer(member.index, answer)
 
 

@@ -31,8 +31,8 @@ def welcome(fleet: FleetState, member: Member, keep: bool) -> m.Welcome:
     )
 
 
-def to_return(fleet: FleetState, member: Member, missed: tuple[m.Missed, ...]) -> m.Return:
-    """How a member that was away comes back."""
+def to_return(fleet: FleetState, member: Member, missed: tuple[m.Missed, ...], again: bool) -> m.Return:
+    """How a member that was away comes back, or what it has to fetch before it asks `again`."""
     where, anew = fleet.where, member.knows != fleet.dealt
     return m.Return(
         missed=missed,
@@ -44,6 +44,7 @@ def to_return(fleet: FleetState, member: Member, missed: tuple[m.Missed, ...]) -
         history=where.history,
         dealt=fleet.dealt if anew else (),
         positions=dict(fleet.book.data_positions) if anew else {},
+        again=again,
     )
 
 

@@ -1,7 +1,7 @@
 """A replica that has missed rounds fetches what others received in them, and follows: with its own work kept."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from ray_lowcomm.core.errors import ExchangeError
 from ray_lowcomm.core.payload import Received
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.engine import messages as m
-from ray_lowcomm.engine.transport import Transport
+from ray_lowcomm.engine.transport import Channel, Transport
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,17 @@ class PastRound:
             (op, Received(self.members, self.weights, part, included=False))
             for op, part in zip(self.ops, self.parts, strict=True)
         ]
+
+
+@dataclass(frozen=True)
+class Behind:
+    """Rounds that a replica has missed, as others have received them: to be followed, the first one applied where its
+    own message was `counted` in it. `nbytes` by the member that gave them."""
+
+    answer: m.Return
+    rounds: tuple[PastRound, ...]
+    nbytes: dict[int, int]
+    counted: bool = False
 
 
 def history_with(
@@ -48,14 +59,27 @@ def to_keep(parts: Sequence[tuple[Tensor, ...]]) -> dict[str, Tensor]:
     return {f"{i}/{k}": tensor for i, part in enumerate(parts) for k, tensor in enumerate(part)}
 
 
-def fetch_missed(transport: Transport, history: str, answer: m.Return) -> tuple[tuple[PastRound, ...], dict[int, int]]:
-    """What others have received in the rounds that this replica has missed, which stands at `history`; and the bytes by
-    the member that gave them.
+def fetch_missed(
+    transport: Transport, channel: Channel, back: m.Back, history: str, answer: m.Answer
+) -> Behind | m.Answer:
+    """All that was missed by a replica that stands at `history`, by the driver's answer and those to further questions
+    (each is `back`); or what the driver has said that is no `Return`.
 
     Raises:
         ExchangeError: something cannot be had, or is not what the others have committed.
     """
     rounds, nbytes = [], dict[int, int]()
+    while isinstance(answer, m.Return):
+        rounds += _fetched(transport, history, answer, nbytes)
+        history = answer.history
+        if not answer.again:
+            return Behind(answer, tuple(rounds), nbytes)
+        answer = channel.request(replace(back, round=answer.round))
+    return answer
+
+
+def _fetched(transport: Transport, history: str, answer: m.Return, nbytes: dict[int, int]) -> list[PastRound]:
+    rounds = []
     for missed in answer.missed:
         fetched = transport.fetch(missed.sources)
         parts = _parts(fetched.state, len(missed.ops))
@@ -67,7 +91,7 @@ def fetch_missed(transport: Transport, history: str, answer: m.Return) -> tuple[
             nbytes[member] = nbytes.get(member, 0) + amount
     if history != answer.history:
         raise ExchangeError(f"what was kept does not lead to round {answer.round}")
-    return tuple(rounds), nbytes
+    return rounds
 
 
 def _parts(state: Mapping[str, Tensor], count: int) -> tuple[tuple[Tensor, ...], ...]:

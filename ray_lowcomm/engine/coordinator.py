@@ -87,10 +87,15 @@ class Coordinator:
         """End the run with an error; everyone is told at its next request."""
         self.fleet.fail(text)
 
-    def exchange_is_on(self, generation: int) -> bool:
-        """Whether members of this generation should go on waiting for each other."""
+    def exchange_is_on(self, generation: int, waits_for: tuple[int, int] | None = None) -> bool:
+        """Whether members of this generation should go on waiting for each other. `waits_for`: a member of it, and the
+        one that it has waited for during most of its exchange."""
         exchange = self.fleet.exchange
-        return exchange is not None and exchange.generation == generation and not exchange.broken
+        if exchange is None or exchange.generation != generation:
+            return False
+        if waits_for is not None:
+            exchange.waits_for[waits_for[0]] = waits_for[1]
+        return not exchange.broken
 
     def summary(self, now: float | None = None) -> dict[str, Any]:
         """Fields of summary.json that the coordinator knows, `now` or as of the last request."""

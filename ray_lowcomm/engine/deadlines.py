@@ -2,10 +2,12 @@
 
 from ray_lowcomm.engine import absence, admission, losses
 from ray_lowcomm.engine.fleet_state import FleetState
-from ray_lowcomm.engine.membership import EXPECTED, Exchange, MemberState, listed
+from ray_lowcomm.engine.membership import EXPECTED, Exchange, MemberState, in_the_way, listed
+from ray_lowcomm.engine.overlap import expected_exchange_s
 
 NOTICE_S = 30.0  # a wait says who is missing this often
 VOTE_MARGIN_S = 10.0  # votes may come this long after the exchange's own deadline
+SLOW = 3.0  # times as long as expected: such an exchange is held up
 
 
 def tick(fleet: FleetState) -> None:
@@ -37,12 +39,34 @@ def _votes(fleet: FleetState, exchange: Exchange) -> None:
     members = [fleet.members[i] for i in exchange.members]
     late = [x.index for x in members if x.state is MemberState.EXCHANGING and x.vote is None]
     waited = fleet.now - exchange.started
+    if fleet.plan.catches_up and (slow := _held_up_by(fleet, exchange, waited)):
+        for index in slow:
+            absence.miss_slow(fleet, fleet.members[index], waited)
+        return
     if waited <= fleet.plan.fleet.deadline_s + VOTE_MARGIN_S:
         if waited > NOTICE_S:
             _say(fleet, f"round {fleet.round + 1}: waiting for the votes of {listed(late)} for {waited:.0f} s")
         return
     for index in late:
         _give_up(fleet, index, "did not vote in time")
+
+
+def _held_up_by(fleet: FleetState, exchange: Exchange, waited: float) -> list[int]:
+    """Members without whom this exchange would be over by now: the others wait for nobody else. Before the deadline
+    the others must be more, and the exchange much slower than those before."""
+    expected = expected_exchange_s(fleet.measured, exchange.nbytes)
+    late = waited > fleet.plan.fleet.deadline_s
+    slower = expected is not None and waited > max(fleet.plan.fleet.grace_s, SLOW * expected)
+    if exchange.broken or not (late or slower):
+        return []
+    waiting = {x.index for x in map(fleet.members.__getitem__, exchange.members) if x.vote is None}
+    # who waits for one that has all, or says nothing, has itself to blame; votes may come a little after the deadline
+    whom = {index: exchange.waits_for.get(index, None if late else index) for index in waiting}
+    whom = {index: index if other is not None and other not in waiting else other for index, other in whom.items()}
+    slow = in_the_way(whom)
+    only = all(whom[index] in slow for index in waiting - slow)
+    few = 2 * len(slow) < len(exchange.members)
+    return sorted(slow) if (only and few) or (late and len(slow) < len(exchange.members)) else []
 
 
 def _arrivals(fleet: FleetState) -> None:

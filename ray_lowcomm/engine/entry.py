@@ -6,12 +6,12 @@ from ray_lowcomm import strategies
 from ray_lowcomm.core import randomness
 from ray_lowcomm.core.errors import ExchangeError, FleetError, PayloadError
 from ray_lowcomm.engine import messages as m
-from ray_lowcomm.engine.catching_up import PastRound, fetch_missed
+from ray_lowcomm.engine.catching_up import Behind, PastRound, fetch_missed
 from ray_lowcomm.engine.duties import Duties
 from ray_lowcomm.engine.faults import FaultInjector
 from ray_lowcomm.engine.loop_parts import Dealt, LoopParts, unsaved_scheduler
 from ray_lowcomm.engine.reception import Reception
-from ray_lowcomm.engine.round import Behind, Held, Round
+from ray_lowcomm.engine.round import Held, Round
 from ray_lowcomm.engine.run_spec import Host, RunSpec, settings_to_agree
 from ray_lowcomm.engine.state import ReplicaState
 from ray_lowcomm.engine.watch import unheld
@@ -90,10 +90,10 @@ class Entry:
                     self._take_over(stand, answer)
                     if answer.state is None:
                         return self._said(answer)
-                    welcome = answer
-                    answer = self.host.channel.request(m.Back(self.host.member, stand.incarnation, self._fetched))
-                    if isinstance(answer, m.Return):
-                        return self._said(self._follow(stand, welcome, answer))
+                    welcome, outcome = answer, self._rounds_since(stand)
+                    if isinstance(outcome, Behind):
+                        return self._said(self._follow(stand, welcome, outcome))
+                    answer = outcome
                 if isinstance(answer, m.Stop):
                     stand.left, stand.stopped = 0, answer.reason
                     return None
@@ -119,12 +119,17 @@ class Entry:
         if behind.rounds:
             self.host.channel.request(m.CaughtUp(self.host.member, len(behind.rounds), behind.nbytes))
 
-    def _follow(self, stand: Standing, welcome: m.Welcome, answer: m.Return) -> m.Welcome:
+    def _rounds_since(self, stand: Standing) -> Behind | m.Answer:
+        """Those that were committed while the state was loaded."""
+        host, back = self.host, m.Back(self.host.member, stand.incarnation, stand.round, self._fetched)
+        answer = host.channel.request(back)
+        return fetch_missed(host.transport, host.channel, replace(back, fetched={}), stand.history, answer)
+
+    def _follow(self, stand: Standing, welcome: m.Welcome, behind: Behind) -> m.Welcome:
         """Bring the state that was loaded to where the fleet is by now."""
-        rounds, nbytes = fetch_missed(self.host.transport, stand.history, answer)
-        self.reception.follow(rounds)
-        self.come_back(stand, Behind(answer, rounds, False, nbytes))
-        return replace(welcome, round=answer.round, launch=answer.launch)
+        self.reception.follow(behind.rounds)
+        self.come_back(stand, behind)
+        return replace(welcome, round=behind.answer.round, launch=behind.answer.launch)
 
     def holds(self, stand: Standing) -> str | None:
         """Digest of the committed history whose shared state this replica holds, whole and finite; None without one."""

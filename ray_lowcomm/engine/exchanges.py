@@ -3,7 +3,7 @@
 from ray_lowcomm.engine import absence, answers, closing, halt, overlap, rejections
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.fleet_state import FleetState
-from ray_lowcomm.engine.membership import AWAY, EXPECTED, Exchange, Member, MemberState, minority
+from ray_lowcomm.engine.membership import AWAY, EXPECTED, Exchange, Member, MemberState, in_the_way, minority
 
 
 def arrive(fleet: FleetState, arrival: m.Arrival) -> None:
@@ -22,7 +22,7 @@ def arrive(fleet: FleetState, arrival: m.Arrival) -> None:
         halt.send_home(fleet, member)
     else:
         member.arrival, member.state = arrival, MemberState.ARRIVED
-        fleet.waits.arrived(fleet.now)
+        fleet.waits.arrived(fleet.now, steps_done=member.planned == fleet.steps_to_next())
 
 
 def close_if_complete(fleet: FleetState) -> None:
@@ -92,7 +92,20 @@ def tally_if_complete(fleet: FleetState) -> None:
         _commit(fleet, exchange, alive, votes)
     else:
         fleet.book.totals.lost_inner_steps += exchange.owed
-        _retry(fleet, alive, votes)
+        _retry(fleet, _without_slow(fleet, exchange, alive), votes)
+
+
+def _without_slow(fleet: FleetState, exchange: Exchange, alive: list[Member]) -> list[Member]:
+    """Who tries again after an exchange that has failed: where it took too long, not those that were waited for."""
+    if not fleet.plan.catches_up or fleet.now - exchange.started < fleet.plan.fleet.deadline_s:
+        return alive
+    there = {member.index for member in alive}
+    slow = in_the_way({by: whom for by, whom in exchange.waits_for.items() if {by, whom} <= there})
+    for member in alive:
+        if member.index in slow:
+            absence.miss_slow(fleet, member, fleet.now - exchange.started)
+            absence.come_back(fleet, member)
+    return [member for member in alive if member.index not in slow]
 
 
 def _retry(fleet: FleetState, alive: list[Member], votes: list[m.Vote]) -> None:
@@ -128,6 +141,7 @@ def _commit(fleet: FleetState, exchange: Exchange, alive: list[Member], votes: l
             fleet.failures[arrival.member] = 0
         fleet.seconds_per_step[arrival.member] = overlap.seconds_per_step(arrival)
         fleet.members[arrival.member].held_back = arrival.residual_norm or 0.0
+        fleet.members[arrival.member].pull_s = None
     if (now := overlap.measured(arrivals, votes)) is not None:
         fleet.measured = [*fleet.measured, now][-overlap.ROUNDS :]
     rejections.committed(fleet, arrivals, farther)
@@ -135,5 +149,6 @@ def _commit(fleet: FleetState, exchange: Exchange, alive: list[Member], votes: l
         if member.index in exchange.members:  # what it had sent was counted, though it does not know yet
             member.arrival, member.planned = None, 0
     fleet.farthest = max(fleet.farthest, where.round)
+    fleet.waits.a_round_is_committed(fleet.now, exchange.started if where.late else fleet.now)
     fleet.retries = 0
     closing.give_duties(fleet, alive, record)

@@ -1,5 +1,6 @@
 """All that the driver knows of its fleet, as data, and how members and host are spoken to. No decisions."""
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -7,12 +8,13 @@ from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.agreement import Agreement
 from ray_lowcomm.engine.book import Book, Event, Position, RunPlan
 from ray_lowcomm.engine.membership import Exchange, Member, MemberState
-from ray_lowcomm.engine.overlap import Measured, next_overlap
+from ray_lowcomm.engine.overlap import ROUNDS, Measured, next_overlap
 
 
 @dataclass
 class Waits:
-    """Times, in seconds, at which the waits of a fleet began."""
+    """Times, in seconds, at which the waits of a fleet began; `inner_s` is how long a round's inner steps have taken,
+    from `steps_from` on (0: not measured), and `rounds_s` how long each of the last rounds, from commit to commit."""
 
     begun: float
     said: float
@@ -20,11 +22,34 @@ class Waits:
     enough: float | None = None  # since when as many are there as a beginning needs
     first_arrival: float | None = None
     quorum: float | None = None
+    steps_from: float = 0.0
+    inner_s: float = 0.0
+    committed: float | None = None
+    rounds_s: tuple[float, ...] = ()
 
-    def arrived(self, now: float) -> None:
-        """A member has arrived in this round."""
+    @property
+    def round_s(self) -> float:
+        """How long a round takes that nobody holds up; 0: not measured."""
+        return min(self.rounds_s, default=0.0)
+
+    def arrived(self, now: float, steps_done: bool) -> None:
+        """A member has arrived in this round, after all of its inner steps or some."""
         if self.first_arrival is None:
             self.first_arrival = self.said = now
+        if steps_done:
+            self.inner_s = now - self.steps_from
+
+    def a_round_is_committed(self, now: float, steps_from: float) -> None:
+        """The inner steps to the next launch are being taken since `steps_from`."""
+        self.steps_from = steps_from
+        if self.committed is not None:
+            self.rounds_s = (*self.rounds_s, now - self.committed)[-ROUNDS:]
+        self.committed = now
+
+    def steps_left(self, nominal: int, at: float) -> int:
+        """Of `nominal` inner steps to the next launch, those that others will not have taken at a time."""
+        done = (at - self.steps_from) / self.inner_s if self.inner_s > 0 else 0.0
+        return nominal - min(nominal, math.floor(nominal * done))
 
     def closed(self) -> None:
         """The round waits for nobody any more."""

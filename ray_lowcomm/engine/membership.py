@@ -1,7 +1,8 @@
 """Members of a fleet as the coordinator sees them, and the pure decisions about them."""
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -46,7 +47,8 @@ class Member:
     `stands` is the round whose end it has applied, `knows` who shares the data as far as it was told. `loads` is the
     round at whose end the state is that it is given, and `welcomed` whether it knows where to get it. `asks`: it is
     away and waits for an answer. `silent_since`: away, and not heard of. `follows`: the round from whose end on it
-    fetches what it has missed, until it says that it has followed it.
+    fetches what it has missed, until it says that it has followed it. `pull_s`: its link is slow, and it fetches a
+    round in so many seconds; `pulls`: since when it fetches how many.
     """
 
     index: int
@@ -62,6 +64,8 @@ class Member:
     asks: bool = False
     silent_since: float | None = None
     follows: int | None = None
+    pull_s: float | None = None
+    pulls: tuple[float, int] = (0.0, 0)
     planned: int = 0
     counted: int = 0
     skipped: int = 0
@@ -74,7 +78,8 @@ class Member:
 @dataclass
 class Exchange:
     """The exchange in progress: who takes part in which generation with what, since when; `broken` once a member was
-    lost. `owed` are steps of members that voted yes and were lost: they are lost only if the exchange is."""
+    lost. `owed` are steps of members that voted yes and were lost: they are lost only if the exchange is. `waits_for`:
+    by member the one that it has waited for most of the time (None: no single one), as last heard."""
 
     generation: int
     members: tuple[int, ...]
@@ -82,6 +87,12 @@ class Exchange:
     started: float
     broken: bool = False
     owed: int = 0
+    waits_for: dict[int, int | None] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all messages."""
+        return sum(size.nbytes for arrival in self.arrivals for size in arrival.sizes)
 
 
 def weights_of(arrivals: list[Arrival]) -> tuple[float, ...]:
@@ -109,6 +120,21 @@ def planned_steps(pace: str, nominal: int, seconds_per_step: dict[int, float], l
     if pace == "equal" or nominal == 0:
         return dict.fromkeys(seconds_per_step, nominal)
     return paced(nominal, seconds_per_step, max(1, late))
+
+
+def in_the_way(waits_for: Mapping[int, int | None]) -> set[int]:
+    """The members without whom nobody would wait for another one: few, as far as one after another can be found.
+
+    Always the one with most waits, for it and by it: a slow link shows at both of its ends, and at one in all of them.
+    """
+    waits = {(by, whom) for by, whom in waits_for.items() if whom is not None}
+    chosen = set[int]()
+    while waits:
+        named, part = Counter(whom for _, whom in waits), Counter(x for wait in waits for x in wait)
+        worst = max(part, key=lambda x: (part[x], named[x], x))
+        chosen.add(worst)
+        waits = {wait for wait in waits if worst not in wait}
+    return chosen
 
 
 def minority(digests: dict[int, str]) -> tuple[int, ...] | None:

@@ -216,6 +216,7 @@ class Commit:
 class Return:
     """Follow what you have `missed`, in order: you then stand at the end of `round`, with all that you have not shared.
     What was open is given up, unless you are a member of the first of them: then apply it with what was received.
+    With `again` only fetch them, and ask with `Back` what else was missed meanwhile.
 
     The rest as in `Welcome`, but for `dealt` and `positions`, which are only there where the data are shared otherwise
     than when you were last told.
@@ -230,6 +231,7 @@ class Return:
     history: str
     dealt: tuple[int, ...] = ()
     positions: dict[int, int] = field(default_factory=dict)
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -282,11 +284,12 @@ class Kept:
 
 @dataclass(frozen=True)
 class Back:
-    """A replica has loaded the state that it was welcomed with, and would take part. `fetched`: bytes by the member
-    that gave them."""
+    """A replica has all that it was given up to the end of `round`, the state that it was welcomed with or rounds that
+    it had missed, and would take part. `fetched`: bytes of a state, by the member that gave them."""
 
     member: int
     incarnation: int
+    round: int
     fetched: dict[int, int]
 
 

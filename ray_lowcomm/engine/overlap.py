@@ -12,7 +12,8 @@ MARGIN = 1.1  # exchanges differ, and one that is late stops all
 
 @dataclass(frozen=True)
 class Measured:
-    """A committed round: seconds of its longest exchange, and of an inner step of its fastest member.
+    """A committed round: seconds of its longest exchange, of `nbytes` in all messages, and of an inner step of its
+    fastest member.
 
     An exchange is all that goes on beside the inner steps: making what is sent, sending it, checking what came, and
     what the driver takes to answer who arrived last. That others have waited longer for that answer is left out: they
@@ -22,6 +23,7 @@ class Measured:
 
     exchange_s: float
     step_s: float
+    nbytes: int = 0
 
 
 def seconds_per_step(arrival: Arrival) -> float:
@@ -36,7 +38,15 @@ def measured(arrivals: Sequence[Arrival], votes: Sequence[Vote]) -> Measured | N
     if len(arrivals) < 2 or not paces:
         return None
     exchange_s = max(vote.exchange_s + vote.beside_s for vote in votes) + min(vote.wait_s for vote in votes)
-    return Measured(exchange_s, min(paces))
+    nbytes = sum(size.nbytes for arrival in arrivals for size in arrival.sizes)
+    return Measured(exchange_s, min(paces), nbytes)
+
+
+def expected_exchange_s(last: Sequence[Measured], nbytes: int) -> float | None:
+    """Seconds that an exchange of so many bytes would take, as fast as the fastest of the `last` ones; None where none
+    was measured."""
+    paces = [one.exchange_s / one.nbytes for one in last if one.nbytes]
+    return min(paces) * nbytes if paces else None
 
 
 def next_overlap(setting: int | str | None, last: Sequence[Measured], before: int, most: int) -> int:

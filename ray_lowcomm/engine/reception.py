@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ray_lowcomm.core.optimizer_saving import OptimizerState
 from ray_lowcomm.core.tracks import PARAMS
 from ray_lowcomm.engine import messages as m
-from ray_lowcomm.engine.catching_up import PastRound, to_keep
-from ray_lowcomm.engine.round import Behind, Held, Parties, Results, Round
+from ray_lowcomm.engine.catching_up import Behind, PastRound, to_keep
+from ray_lowcomm.engine.round import Held, Parties, Results, Round
 from ray_lowcomm.engine.skipping import Skipping
 
 

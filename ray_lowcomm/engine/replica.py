@@ -15,13 +15,14 @@ from ray_lowcomm.core.weights import copy_into
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine import reported
 from ray_lowcomm.engine.buffers import BufferSync
+from ray_lowcomm.engine.catching_up import Behind
 from ray_lowcomm.engine.duties import Duties
 from ray_lowcomm.engine.entry import Entry, Standing
 from ray_lowcomm.engine.faults import FaultInjector
 from ray_lowcomm.engine.inner_step import InnerStep
 from ray_lowcomm.engine.loop_parts import LoopParts, check_gradients
 from ray_lowcomm.engine.reception import Reception
-from ray_lowcomm.engine.round import Behind, Held, Parties, Round, Seat
+from ray_lowcomm.engine.round import Held, Parties, Round, Seat
 from ray_lowcomm.engine.run_spec import Host, RunSpec
 from ray_lowcomm.engine.skipping import Samples, Skipping
 from ray_lowcomm.engine.state import ReplicaState

@@ -15,7 +15,7 @@ from ray_lowcomm.engine import reported
 from ray_lowcomm.engine.attempt import Attempt
 from ray_lowcomm.engine.buffers import TRACKS as BUFFER_TRACKS
 from ray_lowcomm.engine.buffers import BufferSync
-from ray_lowcomm.engine.catching_up import PastRound, fetch_missed, history_with
+from ray_lowcomm.engine.catching_up import Behind, PastRound, fetch_missed, history_with
 from ray_lowcomm.engine.faults import FaultInjector
 from ray_lowcomm.engine.totals import root_of_squares
 from ray_lowcomm.engine.transport import Channel, Pending, Transport
@@ -32,17 +32,6 @@ class Held:
     commit: m.Commit
     results: Results
     history: str  # digest of the committed history with this round
-
-
-@dataclass(frozen=True)
-class Behind:
-    """Rounds that this replica has missed, as others have received them: to be followed, the first one applied where
-    its own message was `counted` in it."""
-
-    answer: m.Return
-    rounds: tuple[PastRound, ...]
-    counted: bool
-    nbytes: dict[int, int]
 
 
 Outcome = Held | Behind | m.Reset | m.Stop
@@ -203,19 +192,18 @@ class Round:
         if isinstance(answer, m.Commit):
             results = zip(self._open, received, strict=True)
             return Held(answer, tuple((op, proposal.id, part) for (op, proposal), part in results), history)
-        if isinstance(answer, m.Return):
-            return self._behind(answer)
-        if isinstance(answer, m.Reset | m.Stop):
-            return answer
-        raise FleetError(f"the driver answered {type(answer).__name__} in the middle of a round")
-
-    def _behind(self, answer: m.Return) -> Outcome:
+        seat, parties = self.seat, self.parties
         try:
-            rounds, nbytes = fetch_missed(self.parties.transport, self.seat.history, answer)
+            back = m.Back(seat.member, seat.incarnation, seat.round, {})
+            outcome = fetch_missed(parties.transport, parties.channel, back, seat.history, answer)
         except ExchangeError as error:
             return m.Reset(f"what it had missed could not be fetched: {error}")
-        counted = bool(rounds) and bool(self._open) and self.seat.member in rounds[0].members
-        return Behind(answer, rounds, counted, nbytes)
+        if isinstance(outcome, Behind):
+            counted = bool(outcome.rounds) and bool(self._open) and seat.member in outcome.rounds[0].members
+            return replace(outcome, counted=counted)
+        if isinstance(outcome, m.Reset | m.Stop):
+            return outcome
+        raise FleetError(f"the driver answered {type(outcome).__name__} in the middle of a round")
 
     def _attempt(self, plan: m.Plan, wait_s: float) -> tuple[m.Answer, list[Received], str]:
         """One exchange and the vote on it: (the answer, what was received, the history with it)."""

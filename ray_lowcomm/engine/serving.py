@@ -26,7 +26,9 @@ def back(fleet: FleetState, back: m.Back) -> None:
         return
     for donor, nbytes in back.fetched.items():
         fleet.book.count_state_transfer(donor, member.index, nbytes)
-    if member.stands:
+    if member.loads is None:
+        absence.has_fetched(fleet, member, back.round)
+    elif member.stands:
         fleet.book.totals.replicas_joined += 1
         donors = ", ".join(map(str, sorted(back.fetched)))
         fleet.notice(f"round {fleet.round + 1}: replica {member.index} joins with a state from replicas {donors}")

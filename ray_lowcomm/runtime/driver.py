@@ -111,9 +111,9 @@ class Driver:
         """Returns when replicas are to stop at their next step."""
         await self._halting.wait()
 
-    async def exchange_is_on(self, generation: int) -> bool:
+    async def exchange_is_on(self, generation: int, waits_for: tuple[int, int] | None = None) -> bool:
         """See Coordinator."""
-        return self._coordinator.exchange_is_on(generation)
+        return self._coordinator.exchange_is_on(generation, waits_for)
 
     # ---- trainer --------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,16 @@ class Collectives:
         """Hold nothing of the process group any more."""
         self._pg = None
 
+    def abort(self) -> None:
+        """Fail whatever is waited for, at once; from another thread than the one that waits."""
+        pg = self._pg
+        if pg is not None:
+            pg.abort()
+
+    def waits_for(self) -> int | None:
+        """Which rank keeps a collective waiting is not known."""
+        return None
+
     def mean(self, flat: Tensor, weights: Sequence[float]) -> None:
         """Weighted sum in rank order, written over `flat` [n], contiguous: all-to-all of shards, sum of each at its
         owner, all-gather. What belongs to the next piece is sent meanwhile."""

@@ -7,8 +7,11 @@ Where a member dies gloo tells those who wait for pieces that have not begun to 
 has. So a mark of one byte follows each piece, and is waited for first.
 """
 
+import contextlib
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,6 +27,7 @@ HEAD = 1 << 16  # most bytes of a head
 AHEAD = 2  # heads from each other member that may come: an exchange often follows another at once
 HEADS, BODIES, SUMS = 1, 2, 3  # tags: what a pair sends under one of them comes in that order
 MARKS = 3  # added to the tag of a piece: that of the mark behind it
+NEVER = 7  # a tag under which nobody sends
 
 Key = tuple[str, int]
 
@@ -40,7 +44,7 @@ class Lanes:
         self.others = [(rank + i) % world for i in range(1, world)]
         self._pg, self._timeout_s = pg, timeout_s
         self.begin()
-        self._works: dict[Key, list[Any]] = defaultdict(list)
+        self._works: dict[Key, list[tuple[int, Any]]] = defaultdict(list)  # (peer, operation)
         self._staged: dict[Key, list[tuple[Tensor, Tensor]]] = defaultdict(list)  # (received, place)
         self._heads_due: dict[Key, list[tuple[int, Tensor]]] = defaultdict(list)  # (source, place)
         self._heads: dict[int, deque[Tensor]] = {other: deque() for other in self.others}
@@ -52,9 +56,30 @@ class Lanes:
         self._works.clear()
         self._pg = None
 
+    def abort(self) -> None:
+        """Fail whatever is waited for, at once; from another thread than the one that waits."""
+        pg = self._pg
+        if pg is not None:
+            with contextlib.suppress(RuntimeError):
+                # gloo's own abort wakes nobody; an operation that is not done in time closes all connections
+                pg.recv([torch.empty(1, dtype=torch.uint8)], self.others[0], NEVER).wait(timedelta(milliseconds=1))
+
+    def waits_for(self) -> int | None:
+        """The rank that this exchange has waited for during most of its time so far; None where there is none. From
+        another thread."""
+        now, waiting = time.monotonic(), self._waiting
+        waited = dict(self._waited)
+        if waiting is not None:
+            waited[waiting[0]] = waited.get(waiting[0], 0.0) + now - waiting[1]
+        most = max(waited, key=waited.__getitem__, default=None)
+        return most if most is not None and 2 * waited[most] > now - self._begun else None
+
     def begin(self) -> None:
         """An exchange begins, and its deadline."""
         self._deadline = Deadline(self._timeout_s)
+        self._begun = time.monotonic()
+        self._waited: dict[int, float] = {}  # seconds, by rank
+        self._waiting: tuple[int, float] | None = None  # the rank that is waited for now, since when
 
     def send(self, key: Key, piece: Tensor, to: int, tag: int) -> None:
         """Post a piece on the CPU, contiguous, that does not change until `key` has been waited for."""
@@ -76,7 +101,7 @@ class Lanes:
     def head(self, source: int) -> Tensor:
         """The head that this member has sent, uint8 [HEAD]; of a shorter one the rest is arbitrary."""
         for _ in range(2):  # its mark, and it
-            self._works["head", source].pop(0).wait()
+            self._wait_for_next("head", source)
         self._deadline.check()
         room = self._heads[source].popleft()
         head = room.clone()
@@ -91,7 +116,7 @@ class Lanes:
             RuntimeError: from gloo.
         """
         while self._works[key]:
-            self._works[key].pop(0).wait()  # held by no variable: see `forget`
+            self._wait_for_next(*key)
         del self._works[key]
         for received, place in self._staged.pop(key, []):
             place.copy_(to_device(received, place.device))
@@ -99,6 +124,14 @@ class Lanes:
             received = self.head(source)[: place.numel() * place.element_size()].view(place.dtype)
             place.copy_(to_device(received, place.device))
         self._deadline.check()
+
+    def _wait_for_next(self, *key: Any) -> None:
+        works, began = self._works[key], time.monotonic()
+        peer = works[0][0]
+        self._waiting = peer, began
+        works.pop(0)[1].wait()  # held by no variable: see `forget`
+        self._waiting = None
+        self._waited[peer] = self._waited.get(peer, 0.0) + time.monotonic() - began
 
     def _await_head(self, source: int, room: Tensor) -> None:
         self._heads[source].append(room)
@@ -112,8 +145,8 @@ class Lanes:
     def _post(self, key: Key, what: str, peer: int, tag: int, piece: Tensor, mark: Tensor) -> None:
         if self._pg is None:
             raise ExchangeError("the group has been destroyed")
-        self._works[key].append(getattr(self._pg, what)([piece], peer, tag))
-        self._works[key].append(getattr(self._pg, what)([mark], peer, tag + MARKS))
+        self._works[key].append((peer, getattr(self._pg, what)([piece], peer, tag)))
+        self._works[key].append((peer, getattr(self._pg, what)([mark], peer, tag + MARKS)))
 
 
 def pipeline(count: int, *stages: Callable[[int], None]) -> None:

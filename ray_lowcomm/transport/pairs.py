@@ -43,6 +43,14 @@ class Pairs:
         """See `Lanes`."""
         self._lanes.forget()
 
+    def abort(self) -> None:
+        """See `Lanes`."""
+        self._lanes.abort()
+
+    def waits_for(self) -> int | None:
+        """See `Lanes`."""
+        return self._lanes.waits_for()
+
     def mean(self, flat: Tensor, weights: Sequence[float]) -> None:
         """Weighted sum in rank order, written over `flat` [n], contiguous."""
         self._lanes.begin()

@@ -66,6 +66,15 @@ class Exchanges(Protocol):
         """Part w, uint8 [bytes] on the CPU, to rank w; what this rank was sent, in rank order."""
         ...
 
+    def abort(self) -> None:
+        """Fail whatever is waited for, at once; from another thread than the one that waits."""
+        ...
+
+    def waits_for(self) -> int | None:
+        """The rank that this exchange has waited for during most of its time so far; None: no single one, or it is not
+        known. From another thread."""
+        ...
+
     def forget(self) -> None:
         """Hold nothing of the process group any more."""
         ...
@@ -138,6 +147,17 @@ class LowCommGroup(BaseGroup):
     def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Part w, uint8 [bytes] on the CPU, to rank w; what this rank was sent, in rank order. Sizes go ahead."""
         return list(parts) if self.world_size == 1 else self._exchange(lambda exchanges: exchanges.swap(parts))
+
+    def abort(self) -> None:
+        """Fail the exchange that another thread waits for, at once."""
+        exchanges = self._exchanges
+        if exchanges is not None:
+            exchanges.abort()
+
+    def waits_for(self) -> int | None:
+        """See `Exchanges`."""
+        exchanges = self._exchanges
+        return None if exchanges is None else exchanges.waits_for()
 
     # ---- what ray.util.collective promises ------------------------------------------------------------------------
 

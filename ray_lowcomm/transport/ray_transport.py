@@ -22,6 +22,7 @@ from ray_lowcomm.transport.ray_collective import LowCommGroup, Rendezvous, close
 from ray_lowcomm.transport.ray_offers import Offers, fetch
 
 ASK_TIMEOUT_S = 10.0
+WATCH_S = 1.0  # while an exchange goes on the driver is asked this often whether it is still wanted
 Result = TypeVar("Result")
 GONE_S = 5.0  # a run that is stopped kills its driver and its replicas: one that lives on for a moment says nothing
 
@@ -56,10 +57,11 @@ class RayChannel:
         """See `Channel`."""
         return self.send(request).result()
 
-    def exchange_is_on(self, generation: int) -> bool:
-        """Whether the driver still expects the members of this generation to exchange."""
+    def exchange_is_on(self, generation: int, waits_for: tuple[int, int] | None = None) -> bool:
+        """Whether the driver still expects the members of this generation to exchange; it is told (member that waits,
+        member that is waited for)."""
         try:
-            return bool(ray.get(self._driver.exchange_is_on.remote(generation), timeout=ASK_TIMEOUT_S))
+            return bool(ray.get(self._driver.exchange_is_on.remote(generation, waits_for), timeout=ASK_TIMEOUT_S))
         except GetTimeoutError:
             return True
         except RayError as error:
@@ -130,11 +132,40 @@ class RayTransport:
         """See `Transport`. One collective per group and thread may be in flight, so steps go one after another."""
         with self._left_on_error():
             group = self._group_of(plan)
-            if isinstance(step, Gather):
-                return group.gather(step.message, step.sizes)
-            if isinstance(step, Swap):
-                return tuple(group.all_to_all(step.parts))
-            return (group.mean(step.vector, plan.weights) if isinstance(step, Mean) else group.first(step.message),)
+            with self._watched(plan, group):
+                if isinstance(step, Gather):
+                    return group.gather(step.message, step.sizes)
+                if isinstance(step, Swap):
+                    return tuple(group.all_to_all(step.parts))
+                return (group.mean(step.vector, plan.weights) if isinstance(step, Mean) else group.first(step.message),)
+
+    @contextmanager
+    def _watched(self, plan: m.Plan, group: LowCommGroup) -> Iterator[None]:
+        """Ask the driver meanwhile whether this exchange is still wanted, and say who is waited for."""
+        over, given_up = threading.Event(), threading.Event()
+
+        def watch() -> None:
+            while not over.wait(WATCH_S):
+                rank = group.waits_for()
+                waits_for = None if rank is None else (self._member, plan.members[rank])
+                try:
+                    on = self._channel.exchange_is_on(plan.generation, waits_for)
+                except FleetError:
+                    on = False
+                if not on and not over.is_set():
+                    given_up.set()
+                    group.abort()
+                    return
+
+        threading.Thread(target=watch, name="watch", daemon=True).start()
+        try:
+            yield
+        except ExchangeError as error:
+            if given_up.is_set():
+                raise ExchangeError("the exchange was broken off: a member was lost, or is too slow") from error
+            raise
+        finally:
+            over.set()
 
     @contextmanager
     def _left_on_error(self) -> Iterator[None]:

@@ -77,7 +77,7 @@ class Desk:
         """These have loaded the state that they were welcomed with, from the first that offers it."""
         for index in indices:
             welcome = self.welcomes[index]
-            self.send(m.Back(index, welcome.incarnation, {min(welcome.state.sources): nbytes}))
+            self.send(m.Back(index, welcome.incarnation, welcome.round, {min(welcome.state.sources): nbytes}))
 
     def keep(self, *indices, round_number=None):
         """These offer what they have received in a round."""

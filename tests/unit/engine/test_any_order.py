@@ -1,6 +1,7 @@
 """Replicas that launch, vote, save, die, come back, leave and are stopped in any order: nobody waits for ever."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -24,7 +25,8 @@ class Player:
 
     def start(self):
         """A new process."""
-        self.waits, self.incarnation, self.round, self.sleeps = False, 0, 0, False
+        self.waits, self.incarnation, self.round, self.sleeps, self.slow = False, 0, 0, False, False
+        self.members = ()
         self.next = [m.Join(self.index, "as built", {"model.dense_bytes": str(SIZE)})]
 
     def arrival(self):
@@ -37,7 +39,7 @@ class Player:
         if isinstance(answer, m.Noted):
             return
         if isinstance(answer, m.Plan):
-            ok, digest = luck.random() > 0.15, f"round {answer.round}"
+            ok, digest, self.members = luck.random() > 0.15, f"round {answer.round}", answer.members
             self.next = [m.Vote(self.index, self.incarnation, answer.generation, ok, digest, exchange_s=luck.random())]
         elif isinstance(answer, m.Reset):
             self.next = [m.Join(self.index, "as built", {"model.dense_bytes": str(SIZE)}, reason=answer.reason)]
@@ -46,13 +48,16 @@ class Player:
         elif isinstance(answer, m.Welcome):
             self.incarnation, self.round = answer.incarnation, answer.round
             if answer.state is not None:
-                self.next = [m.Back(self.index, self.incarnation, dict.fromkeys(answer.state.sources, 1))]
+                self.next = [m.Back(self.index, self.incarnation, self.round, dict.fromkeys(answer.state.sources, 1))]
             else:
                 self._go_on(answer.serve, answer.launch is not None)
         elif isinstance(answer, m.Return):
             numbers = [missed.round for missed in answer.missed]
             assert numbers == list(range(self.round + 1, answer.round + 1)), (self.round, answer)
             self.round = answer.round
+            if answer.again:
+                self.next = [m.Back(self.index, self.incarnation, self.round, {})]
+                return
             self.next = [m.CaughtUp(self.index, len(numbers), {})] if numbers else []
             self.next += [self.arrival() if answer.launch is not None else m.Finished(self.index, "same")]
         else:
@@ -88,9 +93,10 @@ class Play:
         self.players = [Player(index) for index in desk.answers]
         self.dealt = {}  # round -> what its commits have said
 
-    def go(self, deaths=0, leavers=0, stop=False, naps=0):
+    def go(self, deaths=0, leavers=0, stop=False, naps=0, slow=0):
         """Play until nobody has anything to say any more, with so many accidents on the way."""
         accidents = [self.die] * deaths + [self.leave] * leavers + [self.stop] * stop + [self.nap] * naps
+        accidents += [self.slow_down] * slow
         self.luck.shuffle(accidents)
         for _ in range(3000):
             if accidents and self.luck.random() < 0.02:
@@ -98,7 +104,9 @@ class Play:
             for player in self.players:
                 if player.sleeps and self.luck.random() < 0.03:
                     self.wake(player)
+                player.slow = player.slow and self.luck.random() > 0.03
             able = [player for player in self.players if player.next and not player.waits and not player.sleeps]
+            able = [player for player in able if not self.held_up(player)]
             if able:
                 self.say(self.luck.choice(able))
             elif all(player.over for player in self.players):
@@ -145,6 +153,24 @@ class Play:
             player.sleeps = True
             self.desk.hush(player.index)
 
+    def slow_down(self):
+        """The link of one is slow for a while."""
+        self.luck.choice(self.players).slow = True
+
+    def held_up(self, player):
+        """Whether this one's exchange goes on because of a slow one; the driver is told so, and may break it off."""
+        vote = player.next[0]
+        slow = [other.index for other in self.players if other.slow and other.index in player.members]
+        if not isinstance(vote, m.Vote) or not slow:
+            return False
+        others = [index for index in player.members if index != player.index]
+        whom = self.luck.choice([index for index in slow if index != player.index] or others or [None])
+        report = None if whom is None else (player.index, whom)
+        if self.desk.coordinator.exchange_is_on(vote.generation, report):
+            return whom is not None
+        player.next[0] = replace(vote, ok=False)
+        return False
+
     def wake(self, player):
         player.sleeps = False
         self.desk.wake(player.index)
@@ -162,13 +188,14 @@ class Play:
 @pytest.mark.parametrize("replicas", [3, [1, 4]])
 @pytest.mark.parametrize("stop", [False, True])
 @pytest.mark.parametrize("naps", [0, 4])
-def test_whatever_happens_the_run_comes_to_an_end(replicas, overlap, stop, naps):
-    for seed in range(40):
+@pytest.mark.parametrize("slow", [0, 6])
+def test_whatever_happens_the_run_comes_to_an_end(replicas, overlap, stop, naps, slow):
+    for seed in range(20):
         patience = {"max_failures": 99, "max_retries": 99, "grace_s": 5, "start_s": 50}
         strategy, checkpoint = {"overlap_steps": overlap}, CheckpointSettings(every=2)
         desk = Desk(replicas, strategy=strategy, total=H * ROUNDS, checkpoint=checkpoint, **patience)
         play = Play(desk, seed)
-        play.go(deaths=seed % 4, leavers=0 if replicas == 3 else seed % 3, stop=stop, naps=naps)
+        play.go(deaths=seed % 4, leavers=0 if replicas == 3 else seed % 3, stop=stop, naps=naps, slow=slow)
         coordinator = desk.coordinator
         assert coordinator.ended or coordinator.failure.startswith(EXCUSES), (seed, coordinator.failure)
         late = {record["round"]: record["overlap_steps"] for record in desk.said("record")}
