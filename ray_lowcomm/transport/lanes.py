@@ -59,10 +59,11 @@ class Lanes:
     def abort(self) -> None:
         """Fail whatever is waited for, at once; from another thread than the one that waits."""
         pg = self._pg
-        if pg is not None:
+        for other in self.others if pg is not None else ():
             with contextlib.suppress(RuntimeError):
-                # gloo's own abort wakes nobody; an operation that is not done in time closes all connections
-                pg.recv([torch.empty(1, dtype=torch.uint8)], self.others[0], NEVER).wait(timedelta(milliseconds=1))
+                # gloo's own abort wakes nobody; an operation that is not done in time closes all connections, if that
+                # to its peer was still open
+                pg.recv([torch.empty(1, dtype=torch.uint8)], other, NEVER).wait(timedelta(milliseconds=1))
 
     def waits_for(self) -> int | None:
         """The rank that this exchange has waited for during most of its time so far; None where there is none. From

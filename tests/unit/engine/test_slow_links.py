@@ -31,7 +31,8 @@ def wait(desk, seconds, waits_for):
     on = True
     for _ in range(seconds):
         generation = next(iter(desk.plans.values())).generation
-        on = all([desk.coordinator.exchange_is_on(generation, pair) for pair in waits_for.items()])
+        said = [desk.coordinator.exchange_is_on(generation, pair) for pair in waits_for.items()]
+        on = all(said)
         desk.wait(1)
     return on
 

@@ -1,4 +1,4 @@
-"""An exchange that is held up: who is waited for, and how it is broken off from another thread. No Ray runs for them."""
+"""An exchange that is held up: who is waited for, and how another thread breaks it off. No Ray runs for them."""
 
 import threading
 import time
