@@ -17,7 +17,7 @@ def join(fleet: FleetState, join: m.Join) -> None:
         losses.count(fleet, old, join.reason or "was started again", alive=bool(join.reason))
     if join.reason:
         fleet.book.count_given_up(old, join.steps_lost, join.skipped_lost)
-    member = Member(join.member, old.incarnation + 1 if old else 1, join.digest, join.endpoint, join.holds)
+    member = Member(join.member, old.incarnation + 1 if old else 1, join.digest, join.holds)
     fleet.members[join.member] = member
     if not join.reason:
         fleet.rejected.out.discard(join.member)  # a new process

@@ -1,7 +1,6 @@
 """The coordinator's longer answers, put together from what it knows. No decisions."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import Position
@@ -48,7 +47,7 @@ def to_return(fleet: FleetState, member: Member, missed: tuple[m.Missed, ...], a
     )
 
 
-def exchange_plan(exchange: Exchange, where: Position, deadline_s: float, rendezvous: Any) -> m.Plan:
+def exchange_plan(exchange: Exchange, where: Position, deadline_s: float) -> m.Plan:
     """The plan that all members of an exchange get."""
     arrivals = list(exchange.arrivals)
     sizes = {s.op: tuple(a.sizes[k].nbytes for a in arrivals) for k, s in enumerate(arrivals[0].sizes)}
@@ -59,7 +58,6 @@ def exchange_plan(exchange: Exchange, where: Position, deadline_s: float, rendez
         weights=weights_of(arrivals),
         sizes=sizes,
         deadline_s=deadline_s,
-        rendezvous=rendezvous,
     )
 
 

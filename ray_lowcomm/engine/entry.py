@@ -149,7 +149,6 @@ class Entry:
             digest=self.state.digest(),
             config=self.settings,
             moments=strategies.moments_of(self.state.tracks),
-            endpoint=self.host.transport.endpoint,
             remarks=self._remarks(),
             steps_lost=self.work.steps,
             skipped_lost=self.work.skipped,

@@ -55,7 +55,7 @@ def _send_plan(fleet: FleetState, members: list[Member]) -> None:
     if indices != fleet.group:
         fleet.where.generation += 1
     fleet.exchange = Exchange(fleet.where.generation, indices, arrivals, fleet.now)
-    plan = answers.exchange_plan(fleet.exchange, fleet.where, fleet.plan.fleet.deadline_s, members[0].endpoint)
+    plan = answers.exchange_plan(fleet.exchange, fleet.where, fleet.plan.fleet.deadline_s)
     for member in members:
         member.state, member.vote = MemberState.EXCHANGING, None
         fleet.answer(member.index, plan)

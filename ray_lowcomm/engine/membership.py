@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from ray_lowcomm.engine.messages import Arrival, Vote
 
@@ -54,7 +53,6 @@ class Member:
     index: int
     incarnation: int
     digest: str
-    endpoint: Any = None
     holds: str | None = None
     state: MemberState = MemberState.JOINING
     stands: int = 0

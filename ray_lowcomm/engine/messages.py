@@ -39,7 +39,6 @@ class Join:
     digest: str
     config: dict[str, str]
     moments: tuple[str, ...] = ()
-    endpoint: Any = None  # what the transport needs to reach this replica; opaque to the driver
     remarks: tuple[str, ...] = ()  # what the user should know about this model with this strategy
     steps_lost: int = 0  # inner steps executed since the last commit and given up by this join
     skipped_lost: int = 0  # further ones that were skipped since then
@@ -139,7 +138,7 @@ class Arrival:
 class Plan:
     """Exchange now, as `rank` of `members`, in the collective group of `generation`, within `deadline_s` seconds.
 
-    `sizes[op]` are the payload sizes in rank order; `rendezvous` is the endpoint of rank 0.
+    `sizes[op]` are the payload sizes in rank order.
     """
 
     generation: int
@@ -148,11 +147,30 @@ class Plan:
     weights: tuple[float, ...]
     sizes: dict[str, tuple[int, ...]]
     deadline_s: float
-    rendezvous: Any = None
 
     def rank(self, member: int) -> int:
         """Rank of a member in this generation's group."""
         return self.members.index(member)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A member tells the others of its `generation` what they need to find it, and asks for what is `wanted` of them,
+    for at most `timeout_s` seconds."""
+
+    member: int
+    generation: int
+    told: dict[str, bytes]
+    wanted: tuple[str, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Met:
+    """All that members of the generation have told so far; `over` is why they do not meet (any more)."""
+
+    told: dict[str, bytes] = field(default_factory=dict)
+    over: str = ""
 
 
 @dataclass(frozen=True)

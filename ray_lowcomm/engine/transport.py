@@ -56,11 +56,6 @@ class Channel(Protocol):
 class Transport(Protocol):
     """The lines between replicas."""
 
-    @property
-    def endpoint(self) -> Any:
-        """What others need to reach this replica; travels through the driver."""
-        ...
-
     def beside(self, work: Callable[[], Result]) -> Pending[Result]:
         """Do `work` beside what the caller goes on with, where there can be such a thing; else now."""
         ...

@@ -14,9 +14,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_lowcomm.engine import checkpoint
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import Event, RunPlan
-from ray_lowcomm.engine.coordinator import Coordinator
+from ray_lowcomm.engine.checked import malformed
+from ray_lowcomm.engine.coordinator import HANDLERS, Coordinator
 from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.runtime.event_log import EventLog
+from ray_lowcomm.runtime.meetings import OVER, Meetings
 from ray_lowcomm.runtime.output import read_rest
 from ray_lowcomm.runtime.ray_private import draining_nodes
 
@@ -30,29 +32,34 @@ TRAINER_GONE_S = 120.0
 
 @dataclass(frozen=True)
 class Attachment:
-    """A replica's process: its actor, its pid, its node's id, and the file there that it prints to ('': unknown)."""
+    """A replica's process: its actor, its pid, its node's id, and the file there that it prints to ('': unknown); `key`
+    is that of the run, `token` its own."""
 
     token: str
     handle: Any
     pid: int
     node: str
     printed: str = ""
+    key: str = ""
 
 
 class Driver:
     """Async actor (`ray.remote(Driver)`); every method runs on its event loop, so the coordinator needs no lock.
 
-    `in_step`: a round is not closed before the trainer has dealt with the one before.
+    `in_step`: a round is not closed before the trainer has dealt with the one before. `key` is the run's: who attaches
+    must have it.
     """
 
-    def __init__(self, plan: RunPlan, in_step: bool = False) -> None:
-        self._plan = plan
+    def __init__(self, plan: RunPlan, in_step: bool = False, key: str = "") -> None:
+        self._plan, self._key = plan, key
         self._coordinator = Coordinator(plan, time.monotonic())
         self._waiting: dict[int, asyncio.Future[m.Answer]] = {}
         self._attached: dict[int, Attachment] = {}
+        self._tokens: set[str] = set()  # of all processes that have ever attached
         self._joined: dict[int, str] = {}  # token of the process that has joined last
         self._gone: set[str] = set()  # tokens of processes that Ray has given up for good
         self._pids: dict[int, list[int]] = {}
+        self._meetings = Meetings()
         self._events = EventLog()
         self._handled = 0  # events that the trainer has dealt with
         self._in_step, self._recorded = in_step, 0  # so many events up to the last round
@@ -73,11 +80,18 @@ class Driver:
 
     # ---- replicas -------------------------------------------------------------------------------------------------
 
-    async def attach(self, member: int, attachment: Attachment) -> None:
-        """A replica's process is there and is watched from now on."""
+    async def attach(self, member: int, attachment: Attachment) -> str:
+        """A replica's process is there and is watched from now on. Returns why it is refused, or ''."""
+        most = self._plan.fleet.max_replicas
+        if not isinstance(attachment, Attachment) or attachment.key != self._key:
+            return "the driver refuses a process without the key of the run"
+        if not isinstance(member, int) or not 0 <= member < most:
+            return f"the driver refuses replica {member!r:.40}: there are {most}, numbered from 0"
         self._attached[member] = attachment
+        self._tokens.add(attachment.token)
         self._pids.setdefault(member, []).append(attachment.pid)
         self._spawn(self._watch(member, attachment))
+        return ""
 
     async def request(self, request: m.Request, token: str) -> m.Answer:
         """A replica's request; answered when the coordinator has an answer.
@@ -85,9 +99,13 @@ class Driver:
         `token` is that of the attachment. A process may outlive its node as far as Ray knows, or its successor's start:
         it has no part in the run any more.
         """
+        problem = malformed(request, HANDLERS)
+        if problem and token in self._tokens:  # one of ours, and a defect
+            self._emit(Event("notice", problem))
+        refused = problem or self._refused(request.member, token)
+        if refused:
+            return m.Stop(refused)
         member = request.member
-        if token in self._gone or self._attached[member].token != token:
-            return m.Stop("this process was given up, and another one takes this replica's place")
         if isinstance(request, m.Join):
             self._joined[member] = token
         if self._in_step and isinstance(request, m.Arrival) and not await self._trainer_follows(member):
@@ -99,9 +117,16 @@ class Driver:
             return noted[0]
         return await self._waiting[member]
 
+    async def meet(self, meeting: m.Meeting, token: str) -> m.Met:
+        """See `Meetings`; `token` as in `request`."""
+        refused = malformed(meeting, (m.Meeting,)) or self._refused(meeting.member, token)
+        if refused or not self._coordinator.exchange_is_on(meeting.generation):
+            return m.Met(over=refused or OVER)
+        return await self._meetings.meet(meeting)
+
     async def printed(self, member: int, token: str, lines: list[str], end: int) -> None:
         """Lines that a replica's process has printed, up to byte `end` of its file; returns when they are shown."""
-        if token in self._gone:
+        if token in self._gone or token not in self._tokens:
             return  # `_show_rest` has read them
         self._shown[token] = end
         self._emit(Event("output", (member, lines)))
@@ -162,6 +187,13 @@ class Driver:
 
     # ---- inside ---------------------------------------------------------------------------------------------------
 
+    def _refused(self, member: int, token: str) -> str:
+        """Why this process has no part in the run, or ''."""
+        attached = self._attached.get(member)
+        if token in self._gone or attached is None or attached.token != token:
+            return "this process was given up, and another one takes this replica's place"
+        return ""
+
     def _handle(self, request: m.Request) -> list[tuple[int, m.Answer]]:
         self._coordinator.handle(request, time.monotonic())
         outbox = list(self._coordinator.outbox)
@@ -188,6 +220,7 @@ class Driver:
         self._deliver(outbox, requester=None)
 
     def _publish(self) -> None:
+        self._meetings.end_unless(self._coordinator.exchange_is_on)
         if self._coordinator.stopping:
             self._halting.set()
         events = list(self._coordinator.events)

@@ -1,5 +1,6 @@
 """A fleet on Ray: driver actor and cohorts, from start to end."""
 
+import secrets
 import time
 import uuid
 from collections.abc import Callable
@@ -55,9 +56,9 @@ class RayFleet:
         said = check_room(plan.fleet) if place is None else ""
         self._plan, self._spec, self._on_event, self._place = plan, spec, on_event, place
         self._shown = shown
-        self._id = f"{plan.run.name}-{uuid.uuid4().hex[:8]}"
+        self._id, self._key = f"{plan.run.name}-{uuid.uuid4().hex[:8]}", secrets.token_hex()
         options = beside_this_process() | {"max_concurrency": 1000}
-        self._driver: Any = ray.remote(Driver).options(**options).remote(plan, in_step)
+        self._driver: Any = ray.remote(Driver).options(**options).remote(plan, in_step, self._key)
         self._cohorts: list[Cohort] = []
         self._groups, self._own = RayGroups(), list[Any]()  # placement groups that this fleet has asked for
         self._elastic: ElasticCohorts | None = None
@@ -102,7 +103,7 @@ class RayFleet:
         sent = Sent.of(train)
 
         def plan_of(number: int, first: int) -> WorkerPlan:
-            return WorkerPlan(self._driver, sent, self._spec, self._id, number, first, self._shown)
+            return WorkerPlan(self._driver, sent, self._spec, self._id, number, first, self._shown, self._key)
 
         def start_one(index: int, place: Place) -> Cohort:
             return Cohort(plan_of(index, index), 1, fleet, storage, place)

@@ -11,6 +11,7 @@ import ray
 import ray.train
 import torch
 
+from ray_lowcomm.core.errors import FleetError
 from ray_lowcomm.engine.member import TrainLoop, run_member
 from ray_lowcomm.engine.run_spec import Host, RunSpec
 from ray_lowcomm.runtime.driver import TRAINER_GONE_S, Attachment
@@ -26,7 +27,7 @@ SHOW_TIMEOUT_S = TRAINER_GONE_S + 30.0
 class WorkerPlan:
     """What a cohort's workers need. Replica = `first` + rank in the cohort: a restarted worker keeps its rank.
 
-    `shown`: whether the trainer shows what replicas print.
+    `shown`: whether the trainer shows what replicas print. `key`: the driver lets nobody in without it.
     """
 
     driver: Any
@@ -36,6 +37,7 @@ class WorkerPlan:
     cohort: int
     first: int
     shown: bool = False
+    key: str = ""
 
 
 def train_worker(config: dict[str, Any]) -> None:
@@ -52,9 +54,12 @@ def live(plan: WorkerPlan, member: int) -> None:
         handle=ray.get_runtime_context().current_actor,
         pid=os.getpid(),
         node=ray.get_runtime_context().get_node_id(),
+        key=plan.key,
         printed=f"{logs_folder()}/replica-{member}-{token[:8]}.log" if plan.shown else "",
     )
-    ray.get(plan.driver.attach.remote(member, attachment), timeout=ATTACH_TIMEOUT_S)
+    refused = ray.get(plan.driver.attach.remote(member, attachment), timeout=ATTACH_TIMEOUT_S)
+    if refused:
+        raise FleetError(refused)
 
     def send(lines: list[str], end: int) -> None:
         ray.get(plan.driver.printed.remote(member, token, lines, end), timeout=SHOW_TIMEOUT_S)

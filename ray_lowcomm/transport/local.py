@@ -325,7 +325,6 @@ class LocalLink:
 
     fleet: LocalFleet
     index: int
-    endpoint: None = None
 
     def send(self, request: m.Request) -> Pending[m.Answer]:
         """See `Channel`."""

@@ -1,8 +1,8 @@
 """The collective backend LOWCOMM for `ray.util.collective`: stand-alone process groups with deadlines.
 
 Ray's own GLOO backend is torch.distributed's world in disguise: its timeout bounds only the rendezvous, and survivors
-of a death cannot form a new group. Here each group is a ProcessGroupGloo (or ProcessGroupNCCL) of its own over the TCP
-store of its rank 0, so any membership can form a group beside others, with a timeout on every operation.
+of a death cannot form a new group. Here each group is a ProcessGroupGloo (or ProcessGroupNCCL) of its own, over a store
+of its own, so any membership can form a group beside others, with a timeout on every operation.
 """
 
 import threading
@@ -26,8 +26,6 @@ from ray_lowcomm.transport.lanes import Lanes
 from ray_lowcomm.transport.pairs import Pairs
 
 BACKEND = "LOWCOMM"
-POLL_S = 0.02
-ASK_S = 0.5
 Result = TypeVar("Result")
 _REDUCE: dict[Any, Any] = {
     types.ReduceOp.SUM: dist.ReduceOp.SUM,
@@ -39,15 +37,11 @@ _REDUCE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """How the members of one group find each other: the store of rank 0, and until when they try.
-
-    `still_on` is asked while members are missing: a group that will never be complete is left before the deadline.
-    """
+    """How the members of one group find each other: a store of this group alone, and until when they try."""
 
     store: dist.Store
     host: str  # address of this process that the others can reach
     timeout_s: float
-    still_on: Callable[[], bool]
     nccl: bool = False
 
 
@@ -93,6 +87,7 @@ class LowCommGroup(BaseGroup):
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
         meeting = self.rendezvous.pop(group_name)
+        self._store = meeting.store  # of which torch holds only the half that is written in C++
         self._pg: Any = None
         self._exchanges: Exchanges | None = None
         if world_size > 1:
@@ -251,19 +246,15 @@ def _exchanges(pg: Any, rank: int, world: int, meeting: Rendezvous) -> Exchanges
 def _form(world: int, rank: int, name: str, meeting: Rendezvous) -> Any:
     """The process group, once all members have said in the store that they are there."""
     deadline = time.monotonic() + meeting.timeout_s
-    store = dist.PrefixStore(name, meeting.store)
-    store.set(f"ready/{rank}", "1")
+    store = meeting.store
     keys = [f"ready/{r}" for r in range(world)]
-    asked = time.monotonic()
-    while not store.check(keys):
-        if time.monotonic() > deadline:
-            missing = [r for r, key in enumerate(keys) if not store.check([key])]
-            raise ExchangeError(f"ranks {missing} did not come to group {name} within {meeting.timeout_s:.0f} s")
-        if time.monotonic() - asked > ASK_S:
-            asked = time.monotonic()
-            if not meeting.still_on():
-                raise ExchangeError(f"group {name} was given up: a member was lost")
-        time.sleep(POLL_S)
+    store.set(keys[rank], "1")
+    try:
+        store.wait(keys, timedelta(seconds=meeting.timeout_s))
+    except dist.DistStoreError as error:
+        missing = [r for r, key in enumerate(keys) if not store.check([key])]
+        late = f"ranks {missing} did not come to group {name} within {meeting.timeout_s:.0f} s"
+        raise ExchangeError(late) from error
     timeout = timedelta(seconds=max(1.0, deadline - time.monotonic()))
     if meeting.nccl:
         options = dist.ProcessGroupNCCL.Options()

@@ -6,11 +6,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import ray
 import torch
-import torch.distributed as dist
 from ray.exceptions import GetTimeoutError, RayError
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from ray_lowcomm.core.errors import ExchangeError, FleetError
 from ray_lowcomm.core.payload import Gather, Mean, Step, Swap
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.transport import Fetched
+from ray_lowcomm.transport.driver_store import DriverStore
 from ray_lowcomm.transport.ray_collective import LowCommGroup, Rendezvous, close_group, open_group
 from ray_lowcomm.transport.ray_offers import Offers, fetch
 
@@ -25,14 +25,6 @@ ASK_TIMEOUT_S = 10.0
 WATCH_S = 1.0  # while an exchange goes on the driver is asked this often whether it is still wanted
 Result = TypeVar("Result")
 GONE_S = 5.0  # a run that is stopped kills its driver and its replicas: one that lives on for a moment says nothing
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Where a member's TCP store listens."""
-
-    host: str
-    port: int
 
 
 class RayChannel:
@@ -46,7 +38,7 @@ class RayChannel:
         """See `Channel`."""
         return self._stop.done() and self._stop.exception() is None
 
-    def send(self, request: m.Request) -> "Answering":
+    def send(self, request: m.Request) -> "Answering[m.Answer]":
         """See `Channel`. The driver keeps the deadlines of what it is asked, so the answer has none of its own."""
         try:
             return Answering(self._driver.request.remote(request, self._token))
@@ -56,6 +48,13 @@ class RayChannel:
     def request(self, request: m.Request) -> m.Answer:
         """See `Channel`."""
         return self.send(request).result()
+
+    def meet(self, meeting: m.Meeting) -> "Answering[m.Met]":
+        """Tell and ask what a group's members need to find each other."""
+        try:
+            return Answering(self._driver.meet.remote(meeting, self._token), meeting.timeout_s + ASK_TIMEOUT_S)
+        except RayError as error:
+            raise _gone(error) from error
 
     def exchange_is_on(self, generation: int, waits_for: tuple[int, int] | None = None) -> bool:
         """Whether the driver still expects the members of this generation to exchange; it is told (member that waits,
@@ -69,20 +68,28 @@ class RayChannel:
 
 
 @dataclass(frozen=True)
-class Answering:
+class Answering(Generic[Result]):
     """An answer of the driver that may not be there yet."""
 
     reference: Any
+    timeout_s: float | None = None
 
     def done(self) -> bool:
         """Whether it is there."""
         return bool(ray.wait([self.reference], timeout=0)[0])
 
-    def result(self) -> m.Answer:
-        """Wait for it."""
+    def result(self) -> Result:
+        """Wait for it.
+
+        Raises:
+            ExchangeError: it did not come in time.
+            FleetError: the driver is gone.
+        """
         try:
-            answer: m.Answer = ray.get(self.reference)
+            answer: Result = ray.get(self.reference, timeout=self.timeout_s)
             return answer
+        except GetTimeoutError as error:
+            raise ExchangeError(f"the driver of the run did not answer within {self.timeout_s:.0f} s") from error
         except RayError as error:
             raise _gone(error) from error
 
@@ -98,15 +105,9 @@ class RayTransport:
     def __init__(self, run: str, channel: RayChannel, member: int, nccl: bool = False) -> None:
         self._run, self._channel, self._member, self._nccl = run, channel, member, nccl
         self._host = ray.util.get_node_ip_address()
-        self._store = dist.TCPStore(self._host, 0, None, True, wait_for_workers=False)
         self._group: LowCommGroup | None = None
         self._generation = -1
         self._offers = Offers()
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """This member's store; it serves every generation in which the member is rank 0."""
-        return Endpoint(self._host, self._store.port)
 
     def beside(self, work: Callable[[], Result]) -> "Future[Result]":
         """In a thread, which ends with the process, whatever it waits for."""
@@ -199,22 +200,17 @@ class RayTransport:
         self.close()
         rank, world = plan.rank(self._member), len(plan.members)
         meeting = Rendezvous(
-            store=self._store if rank == 0 else self._store_of(plan.rendezvous, plan.deadline_s),
+            store=self._store_of(plan.generation, plan.deadline_s),
             host=self._host,
             timeout_s=plan.deadline_s,
-            still_on=lambda: self._channel.exchange_is_on(plan.generation),
             nccl=self._nccl,
         )
         self._group = open_group(f"{self._run}/g{plan.generation}", world, rank, meeting)
         self._generation = plan.generation
         return self._group
 
-    def _store_of(self, endpoint: Endpoint, timeout_s: float) -> dist.Store:
-        from datetime import timedelta
+    def _store_of(self, generation: int, timeout_s: float) -> DriverStore:
+        def ask(told: dict[str, bytes], wanted: tuple[str, ...], wait_s: float) -> Answering[m.Met]:
+            return self._channel.meet(m.Meeting(self._member, generation, told, wanted, wait_s))
 
-        timeout = timedelta(seconds=timeout_s)
-        try:
-            return dist.TCPStore(endpoint.host, endpoint.port, None, False, timeout=timeout, wait_for_workers=False)
-        except (RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0][:200]
-            raise ExchangeError(f"rank 0 at {endpoint.host}:{endpoint.port} cannot be reached: {reason}") from error
+        return DriverStore(ask, timeout_s)

@@ -44,7 +44,7 @@ class Desk:
 
     def join(self, *indices, digest="as built", config=CONFIG, **more):
         for index in indices:
-            self.send(m.Join(index, digest, dict(config), endpoint=f"host {index}", **more))
+            self.send(m.Join(index, digest, dict(config), **more))
 
     def arrive(self, *indices, **more):
         for index in indices:

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 
 import pytest
 import torch
@@ -23,14 +22,11 @@ from ray_lowcomm.transport.ray_collective import LowCommGroup, Rendezvous
 
 def in_a_group(world, work, timeout_s=30.0):
     """What `work(group)` returns at each rank."""
-    store = dist.TCPStore("127.0.0.1", 0, None, True, timeout=timedelta(seconds=30), wait_for_workers=False)
-
+    store = dist.HashStore()
     together = threading.Barrier(world)  # who leaves early closes connections that others still form, or read from
 
     def live(rank):
-        mine = store if rank == 0 else dist.TCPStore("127.0.0.1", store.port, None, False, wait_for_workers=False)
-        meeting = Rendezvous(mine, "127.0.0.1", timeout_s, still_on=lambda: True)
-        group = OneOfSeveral(world, rank, meeting)
+        group = OneOfSeveral(world, rank, Rendezvous(store, "127.0.0.1", timeout_s))
         try:
             together.wait(60)
             outcome = work(group)
@@ -238,21 +234,19 @@ def in_two(message, world):
 VICTIM = """
 import sys
 import torch
-from datetime import timedelta
 from tests.unit.transport.test_ray_collective import LONG_S, OneOfSeveral, Rendezvous, dist, in_two, pairs
 
-store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), None, False, wait_for_workers=False)
-group = OneOfSeveral(2, 1, Rendezvous(store, "127.0.0.1", LONG_S, still_on=lambda: True))
+group = OneOfSeveral(2, 1, Rendezvous(dist.FileStore(sys.argv[1]), "127.0.0.1", LONG_S))
 pairs.cut = in_two
 group.gather(torch.ones(500_000_000, dtype=torch.uint8), (0, 500_000_000))
 """
 
 
-def test_who_is_killed_in_the_middle_of_a_piece_is_noticed_at_once(monkeypatch):
+def test_who_is_killed_in_the_middle_of_a_piece_is_noticed_at_once(monkeypatch, tmp_path):
     """Gloo does not tell who waits for a piece that has begun to come."""
-    store = dist.TCPStore("127.0.0.1", 0, None, True, timeout=timedelta(seconds=60), wait_for_workers=False)
-    victim = subprocess.Popen([sys.executable, "-c", VICTIM, str(store.port)])
-    group = OneOfSeveral(2, 0, Rendezvous(store, "127.0.0.1", LONG_S, still_on=lambda: True))
+    file = str(tmp_path / "store")
+    victim = subprocess.Popen([sys.executable, "-c", VICTIM, file])
+    group = OneOfSeveral(2, 0, Rendezvous(dist.FileStore(file), "127.0.0.1", LONG_S))
     monkeypatch.setattr(pairs, "cut", in_two)
     lanes = group._exchanges._lanes
     wait = lanes.wait
