@@ -1,6 +1,6 @@
 """A round from its arrivals to its commit: who exchanges with whom, and what becomes of the exchange."""
 
-from ray_lowcomm.engine import absence, answers, closing, halt, overlap, rejections
+from ray_lowcomm.engine import absence, answers, closing, halt, overlap, rejections, strays
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.fleet_state import FleetState
 from ray_lowcomm.engine.membership import AWAY, EXPECTED, Exchange, Member, MemberState, in_the_way, minority
@@ -130,7 +130,8 @@ def _commit(fleet: FleetState, exchange: Exchange, alive: list[Member], votes: l
     ops = fleet.agreement.next_ops(where.launched, where.overlap)
     where.round += 1
     where.launched, where.step, where.history = ops[0].launch, max(op.apply for op in ops), votes[0].digest
-    fleet.group = exchange.members if len(alive) == len(exchange.members) else ()
+    whole = len(alive) == len(exchange.members) and not strays.too_many(fleet, votes)
+    fleet.group = exchange.members if whole else ()
     record = fleet.book.commit(where, arrivals, votes, fleet.retries)
     if len(arrivals) > 1:
         fleet.book.totals.dense_bytes += fleet.agreement.dense_bytes(ops)

@@ -181,7 +181,8 @@ class Vote:
     inner step was taken: `outer_s` for the outer step's computation (applying the round before, proposals; where
     nothing is exchanged beside inner steps digests and checks, too), `blocked_s` for waiting. `beside_s`: what is
     computed beside inner steps, to make what is sent and to check what is received. `residual_lost`: numbers of an
-    owners' residual that nobody holds any more, in this member's shards.
+    owners' residual that nobody holds any more, in this member's shards. `strays`: sockets that this member holds
+    beyond those that it held when its group was formed.
     """
 
     member: int
@@ -197,6 +198,7 @@ class Vote:
     beside_s: float = 0.0
     bytes: Bytes = field(default_factory=dict)
     residual_lost: int = 0
+    strays: int = 0
 
 
 @dataclass(frozen=True)

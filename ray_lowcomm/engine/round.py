@@ -240,6 +240,7 @@ class Round:
             beside_s=self._beside_s + (checks_s if self._beside else 0.0),
             bytes=attempt.bytes,
             residual_lost=attempt.residual_lost,
+            strays=self.parties.transport.strays(),
         )
         answer = self.parties.channel.send(vote)
         self._at("voted")

@@ -78,6 +78,10 @@ class Transport(Protocol):
         """
         ...
 
+    def strays(self) -> int:
+        """Sockets that this process holds beyond those that it held when its group was formed."""
+        ...
+
     def close(self) -> None:
         """Leave the group of the current exchange, so that what others wait for in it fails at once."""
         ...

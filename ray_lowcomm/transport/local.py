@@ -349,6 +349,10 @@ class LocalLink:
         """See `Transport`."""
         return self.fleet.perform(self.index, plan, key, step)
 
+    def strays(self) -> int:
+        """There are no sockets."""
+        return 0
+
     def close(self) -> None:
         """Nothing: who votes against an exchange ends it for all."""
 

@@ -5,6 +5,7 @@ of a death cannot form a new group. Here each group is a ProcessGroupGloo (or Pr
 of its own, so any membership can form a group beside others, with a timeout on every operation.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from ray_lowcomm.core.errors import ExchangeError
 from ray_lowcomm.engine.combine import weighted_sum_
+from ray_lowcomm.transport import ports
 from ray_lowcomm.transport.collectives import Collectives
 from ray_lowcomm.transport.lanes import Lanes
 from ray_lowcomm.transport.pairs import Pairs
@@ -264,7 +266,12 @@ def _form(world: int, rank: int, name: str, meeting: Rendezvous) -> Any:
     gloo = gloo_class._Options()
     gloo._timeout, gloo._threads = timeout, 2
     gloo._devices = [gloo_class.create_device(hostname=meeting.host, lazy_init=False)]
-    return gloo_class(store, rank, world, gloo)
+    pg = gloo_class(store, rank, world, gloo)
+    announced = f"0/{rank}"  # where gloo says at which address it listens
+    if store.check([announced]):
+        with contextlib.suppress(OSError):  # a sandbox may forbid it: then `Vote.strays` grows
+            ports.shut(store.get(announced))
+    return pg
 
 
 _registering = threading.Lock()

@@ -17,6 +17,7 @@ from ray_lowcomm.core.errors import ExchangeError, FleetError
 from ray_lowcomm.core.payload import Gather, Mean, Step, Swap
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.transport import Fetched
+from ray_lowcomm.transport import ports
 from ray_lowcomm.transport.driver_store import DriverStore
 from ray_lowcomm.transport.ray_collective import LowCommGroup, Rendezvous, close_group, open_group
 from ray_lowcomm.transport.ray_offers import Offers, fetch
@@ -106,7 +107,7 @@ class RayTransport:
         self._run, self._channel, self._member, self._nccl = run, channel, member, nccl
         self._host = ray.util.get_node_ip_address()
         self._group: LowCommGroup | None = None
-        self._generation = -1
+        self._generation, self._sockets = -1, 0
         self._offers = Offers()
 
     def beside(self, work: Callable[[], Result]) -> "Future[Result]":
@@ -176,6 +177,10 @@ class RayTransport:
             self.close()
             raise
 
+    def strays(self) -> int:
+        """See `Transport`."""
+        return max(0, ports.count() - self._sockets)
+
     def close(self) -> None:
         """Leave the current group; the others' operations fail at once."""
         group, self._group = self._group, None
@@ -206,7 +211,7 @@ class RayTransport:
             nccl=self._nccl,
         )
         self._group = open_group(f"{self._run}/g{plan.generation}", world, rank, meeting)
-        self._generation = plan.generation
+        self._generation, self._sockets = plan.generation, ports.count()
         return self._group
 
     def _store_of(self, generation: int, timeout_s: float) -> DriverStore:
