@@ -16,6 +16,7 @@ from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.checked import malformed
 from ray_lowcomm.engine.coordinator import HANDLERS, Coordinator
+from ray_lowcomm.engine.meeting import Meeting, Met
 from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.runtime.event_log import EventLog
 from ray_lowcomm.runtime.meetings import OVER, Meetings
@@ -117,11 +118,11 @@ class Driver:
             return noted[0]
         return await self._waiting[member]
 
-    async def meet(self, meeting: m.Meeting, token: str) -> m.Met:
+    async def meet(self, meeting: Meeting, token: str) -> Met:
         """See `Meetings`; `token` as in `request`."""
-        refused = malformed(meeting, (m.Meeting,)) or self._refused(meeting.member, token)
+        refused = malformed(meeting, (Meeting,)) or self._refused(meeting.member, token)
         if refused or not self._coordinator.exchange_is_on(meeting.generation):
-            return m.Met(over=refused or OVER)
+            return Met(over=refused or OVER)
         return await self._meetings.meet(meeting)
 
     async def printed(self, member: int, token: str, lines: list[str], end: int) -> None:

@@ -5,7 +5,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.meeting import Meeting, Met
 
 KEY, VALUE, KEYS = 256, 1 << 16, 1 << 12  # at most: characters of a key, bytes of a value, keys of a meeting
 OVER = "the exchange is over"
@@ -24,21 +24,21 @@ class Meetings:
         if self._generation is not None and not is_on(self._generation):
             self._begin(None)
 
-    async def meet(self, meeting: m.Meeting) -> m.Met:
+    async def meet(self, meeting: Meeting) -> Met:
         """Answered once all that is wanted has been told, and with what there is once the time is over."""
         until = time.monotonic() + meeting.timeout_s
         if self._generation != meeting.generation:
             self._begin(meeting.generation)
         refused = self._tell(meeting.told)
         if refused:
-            return m.Met(over=refused)
+            return Met(over=refused)
         while self._generation == meeting.generation:
             left = until - time.monotonic()
             if left <= 0 or all(key in self._told for key in meeting.wanted):
-                return m.Met(dict(self._told))
+                return Met(dict(self._told))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), left)
-        return m.Met(over=OVER)
+        return Met(over=OVER)
 
     def _begin(self, generation: int | None) -> None:
         self._generation, self._told = generation, {}

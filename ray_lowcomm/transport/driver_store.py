@@ -12,11 +12,11 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from ray_lowcomm.core.errors import ExchangeError
-from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.meeting import Met
 from ray_lowcomm.engine.transport import Pending
 
 # (what is told, keys that are wanted, seconds) -> the answer, which may not be there yet
-Ask = Callable[[dict[str, bytes], tuple[str, ...], float], Pending[m.Met]]
+Ask = Callable[[dict[str, bytes], tuple[str, ...], float], Pending[Met]]
 
 
 class DriverStore(dist.Store):
@@ -31,7 +31,7 @@ class DriverStore(dist.Store):
         super().__init__()
         self._ask, self._until = ask, time.monotonic() + timeout_s
         self._known: dict[str, bytes] = {}
-        self._sent: list[Pending[m.Met]] = []  # answers that nobody has looked at
+        self._sent: list[Pending[Met]] = []  # answers that nobody has looked at
 
     def set(self, key: str, value: str | bytes) -> None:
         """Once for each key. Does not wait: if it is refused, the next wait says so."""

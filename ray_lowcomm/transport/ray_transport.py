@@ -16,6 +16,7 @@ from torch import Tensor
 from ray_lowcomm.core.errors import ExchangeError, FleetError
 from ray_lowcomm.core.payload import Gather, Mean, Step, Swap
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.meeting import Meeting, Met
 from ray_lowcomm.engine.transport import Fetched
 from ray_lowcomm.transport import ports
 from ray_lowcomm.transport.driver_store import DriverStore
@@ -50,7 +51,7 @@ class RayChannel:
         """See `Channel`."""
         return self.send(request).result()
 
-    def meet(self, meeting: m.Meeting) -> "Answering[m.Met]":
+    def meet(self, meeting: Meeting) -> "Answering[Met]":
         """Tell and ask what a group's members need to find each other."""
         try:
             return Answering(self._driver.meet.remote(meeting, self._token), meeting.timeout_s + ASK_TIMEOUT_S)
@@ -215,7 +216,7 @@ class RayTransport:
         return self._group
 
     def _store_of(self, generation: int, timeout_s: float) -> DriverStore:
-        def ask(told: dict[str, bytes], wanted: tuple[str, ...], wait_s: float) -> Answering[m.Met]:
-            return self._channel.meet(m.Meeting(self._member, generation, told, wanted, wait_s))
+        def ask(told: dict[str, bytes], wanted: tuple[str, ...], wait_s: float) -> Answering[Met]:
+            return self._channel.meet(Meeting(self._member, generation, told, wanted, wait_s))
 
         return DriverStore(ask, timeout_s)

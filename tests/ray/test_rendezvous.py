@@ -11,6 +11,7 @@ from ray_lowcomm.core.errors import FleetError
 from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import RunPlan
+from ray_lowcomm.engine.meeting import Meeting
 from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.runtime.driver import Driver
 from ray_lowcomm.runtime.worker import WorkerPlan, live
@@ -54,7 +55,7 @@ class Stranger:
         answers = []
         for request in (b"\x80garbage", None, m.Said(0, "x"), m.Join(0, "digest", {}), m.Arrival(*range(11))):
             answers.append(ray.get(driver.request.remote(request, "guessed"), timeout=60))
-        met = ray.get(driver.meet.remote(m.Meeting(0, 1, {"0/0": b"mine"}, (), 0.0), "guessed"), timeout=60)
+        met = ray.get(driver.meet.remote(Meeting(0, 1, {"0/0": b"mine"}, (), 0.0), "guessed"), timeout=60)
         return answers, met, ray.get(driver.attach.remote(0, b"me"), timeout=60)
 
 
@@ -82,7 +83,7 @@ def test_replicas_listen_at_their_nodes_address_and_strangers_get_nowhere(ray_cl
         assert grown < 25  # Ray's own come and go
     assert ray.get(driver.summary.remote(), timeout=60)["rounds"] == 2
 
-    store = DriverStore(lambda told, wanted, wait_s: channel.meet(m.Meeting(0, 9, told, wanted, wait_s)), 60.0)
+    store = DriverStore(lambda told, wanted, wait_s: channel.meet(Meeting(0, 9, told, wanted, wait_s)), 60.0)
     channel = RayChannel(driver, "any")
     ray.kill(driver)
     with pytest.raises(FleetError, match="the driver of the run is gone"):

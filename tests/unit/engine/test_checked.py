@@ -20,7 +20,7 @@ GOOD = [
     m.Vote(0, 1, 2, True, bytes={"up": 4}),
     m.Offer(1, 2, [object()]),
     m.Kept(1, m.Missed(3, (OP,), (0, 1), (0.5, 0.5), "history"), object()),
-    m.Back(1, 2, {0: 40}),
+    m.Back(1, 2, 3, {0: 40}),
     m.CaughtUp(1, 2, {}),
     m.Evaluated(0, 1, None),
     m.Saved(0, 1, {"file": (40, "hash")}),

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.meeting import Meeting
 from ray_lowcomm.engine.membership import Exchange, MemberState
 from ray_lowcomm.runtime.driver import Driver
 from tests.unit.runtime.test_driver import PATIENCE_S, Process, Room, join, plan, run
@@ -62,7 +63,7 @@ def test_a_message_with_another_ones_token_is_refused(tmp_path):
         await room.begin()
         for token in ("first 1", "unknown", "", None):
             assert isinstance(await room.driver.request(m.Said(0, "x"), token), m.Stop)
-            assert (await room.driver.meet(m.Meeting(0, 1, {}, (), 0.0), token)).over
+            assert (await room.driver.meet(Meeting(0, 1, {}, (), 0.0), token)).over
         await room.driver.printed(0, "unknown", ["x"], 1)
         assert not [event for event in await room.driver.events(0, 0.01) if event.kind == "output"]
         assert isinstance(await room.driver.request(m.Said(0, "x"), "first 0"), m.Noted)
@@ -87,7 +88,7 @@ def test_settings_that_differ_are_shown_field_by_field(tmp_path):
 
 
 def meeting(member, told, wanted=()):
-    return m.Meeting(member, 3, told, wanted, PATIENCE_S)
+    return Meeting(member, 3, told, wanted, PATIENCE_S)
 
 
 def test_members_meet_while_their_exchange_is_on_and_not_after(tmp_path):

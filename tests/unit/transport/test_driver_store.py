@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ray_lowcomm.core.errors import ExchangeError
-from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.meeting import Meeting
 from ray_lowcomm.runtime.meetings import VALUE, Meetings
 from ray_lowcomm.transport.driver_store import DriverStore
 from ray_lowcomm.transport.ray_collective import LowCommGroup, Rendezvous
@@ -38,7 +38,7 @@ class Desk:
     def store(self, member=0, generation=1, timeout_s=PATIENCE_S):
         def ask(told, wanted, wait_s):
             self.asked.append(member)
-            meeting = m.Meeting(member, generation, told, wanted, wait_s)
+            meeting = Meeting(member, generation, told, wanted, wait_s)
             return asyncio.run_coroutine_threadsafe(self.meetings.meet(meeting), self.loop)
 
         return DriverStore(ask, timeout_s)
