@@ -25,11 +25,11 @@ LAST_LINES = 15
 
 
 class RayHosts:
-    """A Ray node on each host, the head on host 0, and the job beside it; a context manager. All of it ends with the
-    links, if not before."""
+    """A Ray node on each host, the head on host 0, and a job beside it, a module; a context manager. All of it ends
+    with the links, if not before."""
 
-    def __init__(self, links: Links) -> None:
-        self._links = links
+    def __init__(self, links: Links, job: str = "jobs.benchmarks.link_run") -> None:
+        self._links, self._module = links, job
         # short: Ray's sockets are in there, and their paths have 107 bytes at most
         self._folder = Path(tempfile.mkdtemp(prefix="link", dir="/tmp"))
         self._job: subprocess.Popen[bytes] | None = None
@@ -55,10 +55,18 @@ class RayHosts:
         Raises:
             FleetError: it failed, or Ray did.
         """
+        return Done.of(self.ask(json.dumps(asdict(task))))
+
+    def ask(self, line: str) -> str:
+        """A line to the job, and the line that it answers.
+
+        Raises:
+            FleetError: the job is gone.
+        """
         assert self._job is not None
         assert self._job.stdin is not None
         try:
-            self._job.stdin.write(json.dumps(asdict(task)).encode() + b"\n")
+            self._job.stdin.write(line.encode() + b"\n")
             self._job.stdin.flush()
             reply = self._replies.readline()
         except BrokenPipeError:
@@ -66,7 +74,7 @@ class RayHosts:
         if not reply:
             said = (self._folder / "log").read_text().splitlines()[-LAST_LINES:]
             raise FleetError("\n".join(["the job on the hosts is gone; it and Ray said last:", *said]))
-        return Done.of(reply)
+        return reply
 
     def _start_node(self, host: int, options: tuple[str, ...]) -> None:
         place = (f"--node-ip-address={self._links.address(host)}", f"--temp-dir={self._folder}/n{host}")
@@ -75,7 +83,7 @@ class RayHosts:
     def _start_job(self, address: str) -> None:
         theirs, ours = os.pipe()[::-1]
         self._replies = os.fdopen(ours)
-        module = ["-m", "jobs.benchmarks.link_run", "--address", address]
+        module = ["-m", self._module, "--address", address]
         counts = ["--hosts", str(self._links.hosts), "--replies", str(theirs)]
         self._job = self._start(0, [sys.executable, *module, *counts], stdin=subprocess.PIPE, pass_fds=(theirs,))
         os.close(theirs)

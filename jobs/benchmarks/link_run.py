@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -104,7 +104,7 @@ class Fleet:
     def __init__(self, nodes: Sequence[str]) -> None:
         self._home, self._runs = nodes[0], 0
         # two threads: one lives, the other answers the driver's pings
-        self._hosts = [self._at(Host, node, num_cpus=1, max_concurrency=2).remote() for node in nodes]
+        self._hosts = [actor_at(Host, node, num_cpus=1, max_concurrency=2).remote() for node in nodes]
 
     def run(self, task: Task) -> Done:
         """One run.
@@ -125,7 +125,7 @@ class Fleet:
             try:
                 plan = RunPlan(run, saving, settings, fleet, task.steps, folder)
                 spec = RunSpec(settings, task.steps, folder, run, saving, fleet)
-                driver = self._at(Driver, self._home, num_cpus=0, max_concurrency=1000).remote(plan)
+                driver = actor_at(Driver, self._home, num_cpus=0, max_concurrency=1000).remote(plan)
                 ray.get(driver.start.remote(), timeout=60)
                 loop = Loop(task.model, task.step_s, task.until)
                 worker = WorkerPlan(driver, loop, spec, f"link-{self._runs}", 0, 0)
@@ -141,32 +141,44 @@ class Fleet:
                 if driver is not None:
                     ray.kill(driver)
 
-    def _at(self, actor: type, node: str, **options: Any) -> Any:
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    def answer(self, line: str) -> Done:
+        """The run that a line asks for."""
+        return self.run(Task(**json.loads(line)))
 
-        there = NodeAffinitySchedulingStrategy(node, soft=False)
-        return ray.remote(actor).options(scheduling_strategy=there, **options)
+
+def actor_at(actor: type, node: str, **options: Any) -> Any:
+    """A class of which actors are started on this node, and nowhere else."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(actor).options(scheduling_strategy=there, **options)
 
 
 def main() -> None:
     """Do what stdin says until it ends."""
+    serve(lambda nodes: Fleet(nodes).answer)
+
+
+def serve(begun_on: Callable[[list[str]], Callable[[str], Any]]) -> None:
+    """Answer each line of stdin, until it ends, with the dataclass that is made of it: by what `begun_on` returns for
+    the nodes' ids."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--address", required=True)
     parser.add_argument("--hosts", type=int, required=True)
     parser.add_argument("--replies", type=int, required=True, help="a file descriptor")
     options = parser.parse_args()
     with os.fdopen(options.replies, "w", buffering=1) as replies:
-        fleet = Fleet(connect(options.address, options.hosts))
+        answer = begun_on(connect(options.address, options.hosts))
         for line in sys.stdin:
-            print(json.dumps(_done(fleet, Task(**json.loads(line)))), file=replies)
+            print(json.dumps(_done(answer, line)), file=replies)
 
 
-def _done(fleet: Fleet, task: Task) -> dict[str, Any]:
+def _done(answer: Callable[[str], Any], line: str) -> dict[str, Any]:
     from ray.exceptions import RayError
 
     try:
-        return asdict(fleet.run(task))
+        return asdict(answer(line))
     except (LowCommError, RayError) as error:
         return {"error": str(error).strip().splitlines()[-1]}
 

@@ -14,7 +14,9 @@ def join(fleet: FleetState, join: m.Join) -> None:
     """A replica has started, or gives up what it had and begins anew."""
     old = fleet.members.get(join.member)
     if old is not None and old.state in AT_STAKE:
-        losses.count(fleet, old, join.reason or "was started again", alive=bool(join.reason))
+        losses.count(fleet, old, join.reason or "another process has joined in its place", alive=bool(join.reason))
+    elif old is not None and old.state is MemberState.JOINING and not join.reason:
+        fleet.notice(f"replica {join.member} has joined twice before it could begin: the process that came last counts")
     if join.reason:
         fleet.book.count_given_up(old, join.steps_lost, join.skipped_lost)
     member = Member(join.member, old.incarnation + 1 if old else 1, join.digest, join.holds)

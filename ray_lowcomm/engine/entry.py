@@ -1,5 +1,6 @@
 """How a replica comes into the fleet, and begins again: what it asks for, and what it takes over."""
 
+import time
 from dataclasses import dataclass, field, replace
 
 from ray_lowcomm import strategies
@@ -73,6 +74,7 @@ class Entry:
     work: Work
     settings: dict[str, str] = field(init=False)
     _fetched: dict[int, int] = field(default_factory=dict)  # bytes of the state that was loaded, by who gave them
+    _fetch_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.settings = settings_to_agree(self.spec, self.state)
@@ -121,7 +123,7 @@ class Entry:
 
     def _rounds_since(self, stand: Standing) -> Behind | m.Answer:
         """Those that were committed while the state was loaded."""
-        host, back = self.host, m.Back(self.host.member, stand.incarnation, stand.round, self._fetched)
+        host, back = self.host, m.Back(self.host.member, stand.incarnation, stand.round, self._fetched, self._fetch_s)
         answer = host.channel.request(back)
         return fetch_missed(host.transport, host.channel, replace(back, fetched={}), stand.history, answer)
 
@@ -190,10 +192,11 @@ class Entry:
         Raises:
             ExchangeError: it could not be fetched, or is not what the members have.
         """
-        fetched = [self.host.transport.fetch(offered.sources)]
+        began, fetched = time.perf_counter(), [self.host.transport.fetch(offered.sources)]
         if offered.own is not None:
             member, reference = offered.own
             fetched.append(self.host.transport.fetch({member: reference}))
+        self._fetch_s = time.perf_counter() - began
         self.state.load_as_joiner({name: value for part in fetched for name, value in part.state.items()})
         self._fetched = {}
         for part in fetched:

@@ -38,8 +38,8 @@ def count(fleet: FleetState, member: Member, why: str, alive: bool = False) -> N
         return
     if state in AT_STAKE and not alive:
         fleet.book.count_lost(member, fleet.exchange, fleet.where.overlap)
-    what = "begins anew" if alive else "is lost"
-    fleet.notice(f"round {fleet.round + 1}: replica {member.index} {what} ({why}) while {state.value}")
+    what, doing = "begins anew" if alive else "is lost", state.value if member.loads is None else "loading a state"
+    fleet.notice(f"round {fleet.round + 1}: replica {member.index} {what} ({why}) while {doing}")
     _count_failure(fleet, member.index, f"without a round in between: {why}")
 
 

@@ -285,12 +285,14 @@ class Kept:
 @dataclass(frozen=True)
 class Back:
     """A replica has all that it was given up to the end of `round`, the state that it was welcomed with or rounds that
-    it had missed, and would take part. `fetched`: bytes of a state, by the member that gave them."""
+    it had missed, and would take part. `fetched`: bytes of a state, by the member that gave them, in so many
+    `seconds`."""
 
     member: int
     incarnation: int
     round: int
     fetched: dict[int, int]
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

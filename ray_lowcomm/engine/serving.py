@@ -30,8 +30,10 @@ def back(fleet: FleetState, back: m.Back) -> None:
         absence.has_fetched(fleet, member, back.round)
     elif member.stands:
         fleet.book.totals.replicas_joined += 1
-        donors = ", ".join(map(str, sorted(back.fetched)))
-        fleet.notice(f"round {fleet.round + 1}: replica {member.index} joins with a state from replicas {donors}")
+        donors, nbytes = ", ".join(map(str, sorted(back.fetched))), sum(back.fetched.values())
+        loaded = f"a state from replicas {donors} ({nbytes:,} bytes in {back.seconds:.1f} s)"
+        fleet.notice(f"round {fleet.round + 1}: replica {member.index} joins with {loaded}")
+        fleet.event("loaded", (back, fleet.now))
     absence.come_back(fleet, member)
 
 

@@ -116,7 +116,12 @@ class Driver:
         self._deliver([(i, a) for i, a in outbox if not isinstance(a, m.Noted)], requester=None if noted else member)
         if noted:
             return noted[0]
-        return await self._waiting[member]
+        waiting = self._waiting[member]
+        try:
+            return await waiting
+        finally:  # an answer may hold references to a state, which others keep as long as it does
+            if self._waiting.get(member) is waiting:
+                del self._waiting[member]
 
     async def meet(self, meeting: Meeting, token: str) -> Met:
         """See `Meetings`; `token` as in `request`."""

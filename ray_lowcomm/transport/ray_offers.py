@@ -75,7 +75,7 @@ class Fetching:
         self.queue = deque(range(len(next(iter(self.sources.values()), []))))
 
     def run(self, first: int) -> Fetched:
-        """All of it; `first` says with whom to begin, so that not all joiners begin with the same one.
+        """All of it; `first`, a joiner's number, says with whom to begin: joiners in a row begin with different ones.
 
         Raises:
             ExchangeError: nobody is left that gives it all.
@@ -94,7 +94,9 @@ class Fetching:
         return Fetched(self.state, self.nbytes)
 
     def _ask(self, first: int, again: bool) -> None:
-        members = sorted(self.sources, key=lambda member: (member <= first, member))
+        members = sorted(self.sources)
+        start = first % max(1, len(members))
+        members = members[start:] + members[:start]
         for _ in range(IN_FLIGHT):
             for member in members:
                 mine = [piece for by, piece in self.flying if by == member]

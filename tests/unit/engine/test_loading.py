@@ -101,3 +101,118 @@ def test_a_second_joiner_while_the_first_still_loads():
     assert [missed.round for missed in only(desk.take(2), m.Return)[0].missed] == [2, 3]
     assert desk.summary["replicas_joined"] == 2
     only(desk.run_round(), m.Commit)
+
+
+def offered(desk):
+    """Replica 3 of 4 has been lost and has joined again, and three members offer their state to it."""
+    desk.begin()
+    desk.lose(3)
+    desk.join(3)
+    desk.run_round(0, 1, 2)
+    desk.offer(0, 1, 2)
+    desk.drop_answers()
+
+
+def with_a_round_missed(desk):
+    offered(desk)
+    desk.run_round(0, 1, 2)
+    desk.keep(0, 1, 2)
+    desk.drop_answers()
+
+
+def with_a_round_that_nobody_has_kept_yet(desk):
+    offered(desk)
+    desk.run_round(0, 1, 2)
+    desk.back(3)
+
+
+def before_all_have_offered(desk):
+    desk.begin()
+    desk.lose(3)
+    desk.join(3)
+    desk.run_round(0, 1, 2)
+    desk.offer(1)
+    desk.drop_answers()
+
+
+def while_it_follows(desk):
+    with_a_round_missed(desk)
+    desk.back(3)
+    desk.drop_answers()
+
+
+PLACES = (
+    before_all_have_offered,
+    offered,
+    with_a_round_missed,
+    with_a_round_that_nobody_has_kept_yet,
+    while_it_follows,
+)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+def test_a_joiner_that_dies_leaves_nothing(place):
+    desk = Desk(4, total=9 * H)
+    place(desk)
+    desk.lose(3)
+    fleet = desk.coordinator.fleet
+    assert (fleet.serving, fleet.past) == ({}, {})
+    desk.offer(0, 2)  # which were on their way
+    desk.keep(0, 1, 2)
+    desk.drop_answers()
+    assert (fleet.serving, fleet.past) == ({}, {})
+    commits = only(desk.run_round(0, 1, 2), m.Commit)  # nobody waits for it
+    assert {(c.wanted, c.serve, c.keep) for c in commits} == {((), (), False)}
+    assert desk.coordinator.outbox == []
+
+
+def test_four_joiners_at_once_are_given_one_state_by_all():
+    desk = Desk((4, 8), total=9 * H, grace_s=1)
+    desk.join(0, 1, 2, 3)
+    desk.wait(2)
+    desk.take(0, 1, 2, 3)
+    desk.join(4, 5, 6, 7)
+    assert {c.serve for c in desk.run_round(0, 1, 2, 3)} == {(4, 5, 6, 7)}
+    desk.offer(0, 1, 2, 3)
+    welcomes = [desk.welcomes[index] for index in (4, 5, 6, 7)]
+    assert all(welcome.state == welcomes[0].state for welcome in welcomes)
+    assert sorted(welcomes[0].state.sources) == [0, 1, 2, 3]
+    desk.drop_answers()
+    desk.back(5)  # each comes in as soon as it has it
+    only(desk.take(5), m.Return)
+    assert [c.wanted for c in desk.run_round(0, 1, 2, 3, 5)] == [("state 1", "state 1, own", "round 2")] * 5
+    desk.keep(0, 1, 2, 3, 5)
+    desk.drop_answers()
+    desk.back(4, 6, 7)
+    assert [[missed.round for missed in answer.missed] for answer in only(desk.take(4, 6, 7), m.Return)] == [[2]] * 3
+    for index in (4, 6, 7):
+        desk.send(m.CaughtUp(index, 1, {0: 7}))
+    desk.drop_answers()
+    assert {c.wanted for c in desk.run_round()} == {()}
+
+
+def test_one_that_joins_twice_is_told_so():
+    desk = Desk(4, total=9 * H)
+    desk.begin()
+    desk.lose(3)
+    desk.join(3)
+    desk.join(3)
+    assert desk.notices[-1] == "replica 3 has joined twice before it could begin: the process that came last counts"
+    assert [c.serve for c in desk.run_round(0, 1, 2)] == [(3,)] * 3
+    desk.offer(0, 1, 2)
+    first = desk.welcomes[3]
+    desk.drop_answers()
+    desk.join(3)
+    said = "round 2: replica 3 is lost (another process has joined in its place) while loading a state"
+    assert desk.notices[-1] == said
+    assert desk.coordinator.fleet.serving == {}
+    assert {c.serve for c in desk.run_round(0, 1, 2)} == {(3,)}  # the second gets a state of its own
+    desk.offer(0, 1, 2)
+    assert desk.welcomes[3].incarnation == first.incarnation + 1
+    desk.drop_answers()
+    desk.send(m.Back(3, first.incarnation, {0: 100}))  # the first does not come in
+    assert only(desk.take(3), m.Reset)[0].reason == "this replica was given up by the fleet"
+    assert desk.summary["replicas_joined"] == 0
+    desk.back(3)
+    only(desk.take(3), m.Return)
+    assert desk.summary["replicas_joined"] == 1

@@ -158,6 +158,43 @@ def test_a_successor_takes_the_place_of_a_process_that_does_not_know(tmp_path):
     run(scenario)
 
 
+def test_an_answer_that_was_taken_is_not_kept(tmp_path):
+    """It may hold references to a state, which its members would keep as long."""
+
+    async def scenario():
+        room = Room(tmp_path)
+        await room.begin()
+        assert room.driver._waiting == {}
+        late = asyncio.ensure_future(room.driver.request(m.Join(1, "x", {"model.dense_bytes": "40"}), "first 1"))
+        await asyncio.sleep(0)
+        assert list(room.driver._waiting) == [1]
+        room.processes[1].trouble = ActorDiedError()
+        await asyncio.wait_for(late, PATIENCE_S)
+        assert room.driver._waiting == {}
+
+    run(scenario)
+
+
+def test_of_two_that_join_as_the_same_replica_the_first_is_told(tmp_path):
+    async def scenario():
+        room = Room(tmp_path)
+        await room.begin()
+        await room.driver.attach(1, Process("second 1").attachment)
+        first = asyncio.ensure_future(room.driver.request(join(1), "second 1"))
+        await asyncio.sleep(0)
+        await room.driver.attach(1, Process("third 1").attachment)
+        later = asyncio.ensure_future(room.driver.request(join(1), "third 1"))
+        answer = await asyncio.wait_for(first, PATIENCE_S)
+        assert answer == m.Stop("another process has taken this replica's place")
+        back = await room.driver.request(m.Back(1, 2, {}), "second 1")
+        assert back == m.Stop("this process was given up, and another one takes this replica's place")
+        assert not later.done()  # it waits for the end of the round
+        said = "replica 1 has joined twice before it could begin: the process that came last counts"
+        assert said in await room.notices()
+
+    run(scenario)
+
+
 def test_death_before_joining_is_counted_once(tmp_path):
     async def scenario():
         room = Room(tmp_path, max_failures=1)

@@ -8,7 +8,7 @@ from ray.exceptions import OwnerDiedError
 
 from ray_lowcomm.core.errors import ExchangeError
 from ray_lowcomm.transport import ray_offers
-from ray_lowcomm.transport.ray_offers import Offers, cut, fetch
+from ray_lowcomm.transport.ray_offers import Fetching, Offers, cut, fetch
 
 STATE = {
     "plain": torch.randn(3, 4),
@@ -92,6 +92,32 @@ def test_members_give_about_as_much_as_each_other(store):
     assert sum(back.nbytes.values()) == LARGE_BYTES
     assert max(back.nbytes.values()) - min(back.nbytes.values()) <= 2 * ray_offers.PIECE
     assert_same(back.state, LARGE)
+
+
+def test_of_four_joiners_at_once_each_member_gives_as_much():
+    """Also where there are fewer pieces than members."""
+    for pieces in (1, 2, 9):
+        given = dict.fromkeys(range(4), 0)
+        for joiner in range(4, 8):
+            asked = Asked(pieces)
+            asked.ask(joiner)
+            for member in asked.members:
+                given[member] += 1
+        assert set(given.values()) == {min(pieces, 4 * ray_offers.IN_FLIGHT)}
+
+
+class Asked:
+    """Who is asked first for a state of so many pieces that four members offer."""
+
+    def __init__(self, pieces):
+        self.fetching = Fetching({member: [f"{member}/{i}" for i in range(pieces)] for member in range(4)})
+
+    def ask(self, joiner):
+        self.fetching._ask(joiner, again=False)
+
+    @property
+    def members(self):
+        return [member for member, _ in self.fetching.flying]
 
 
 def test_members_that_die_on_the_way_cost_only_what_they_had_not_given(store):
