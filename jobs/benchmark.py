@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from jobs._main import run_main
-from jobs.benchmarks import decode, encode, learning, link, memory, outer_step, overhead, toy, wire
+from jobs.benchmarks import decode, encode, join, learning, link, memory, outer_step, overhead, toy, wire
 from ray_lowcomm.core.errors import SettingError
 
 BENCHMARKS = {
@@ -22,6 +22,7 @@ BENCHMARKS = {
     "outer_step": outer_step,
     "memory": memory,
     "link": link,
+    "join": join,
 }
 COUNT, PARAMETERS = (1, 10**6), (1e3, 1e11)
 RANGES: dict[str, tuple[float, float]] = {

@@ -30,8 +30,8 @@ RECEIVED = "/sys/class/net/eth0/statistics/rx_bytes"  # each host has an interfa
 @dataclass(frozen=True)
 class Scene:
     """A run of `donors`, on the first hosts, that `joiners` more join at once after round `after`, each on a host of
-    its own. Once half of `nbytes` has reached the first of them `kills` are killed, or with `twice` another process, on
-    the host behind the joiners', joins in its place."""
+    its own. Once a quarter of `nbytes` has reached the first of them `kills` are killed, or with `twice` another
+    process, on the host behind the joiners', joins in its place."""
 
     strategy: dict[str, Any]
     steps: int
@@ -52,9 +52,11 @@ class Scene:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A member has loaded a state, at a (monotonic) time: bytes by the member that gave them, and seconds."""
+    """A member has loaded the state at the end of a round: when it had it (monotonic), in how many seconds, and the
+    bytes by the member that gave them."""
 
     member: int
+    round: int
     at: float
     seconds: float
     given: dict[str, int]
@@ -68,14 +70,14 @@ class Loaded:
 @dataclass(frozen=True)
 class Seen:
     """How a scene was: `marks` by member that came to the end, `disturbed` when something was killed or joined again
-    (0: not), and after each round what was `held`: objects in Ray's stores, their bytes, and what the driver keeps."""
+    (0: not), and after each round what was `held`: bytes in the hosts' stores, and what the driver keeps."""
 
     marks: dict[str, Marks]
     summary: dict[str, Any]
     rounds: list[dict[str, Any]]
     loaded: list[Loaded]
     notices: list[str]
-    held: list[dict[str, int]]
+    held: list[dict[str, Any]]
     disturbed: float
 
     @classmethod
@@ -121,7 +123,7 @@ class Stage:
     worker: Any
     lives: dict[tuple[int, int], Any] = field(default_factory=dict)  # (member, host) -> what its life will return
     events: list[Any] = field(default_factory=list)
-    held: list[dict[str, int]] = field(default_factory=list)
+    held: list[dict[str, Any]] = field(default_factory=list)
     before: int | None = None  # what had reached the first joiner's host
     disturbed: float = 0.0
 
@@ -162,7 +164,7 @@ class Stage:
         self.events += news
         for record in [event.data for event in news if event.kind == "record"]:
             kept = ray.get(self.driver.kept.remote(), timeout=60)
-            self.held.append({"round": record["round"], **kept, **in_stores()})
+            self.held.append({"round": record["round"], **kept, "stores": in_stores()})
             if record["round"] == self.scene.after:
                 first = self.scene.donors
                 self.before = ray.get(self.places[first].received.remote(), timeout=60)
@@ -176,7 +178,7 @@ class Stage:
         if self.disturbed or self.before is None or not (scene.kills or scene.twice):
             return
         first = scene.donors
-        if ray.get(self.places[first].received.remote(), timeout=60) - self.before < scene.nbytes / 2:
+        if ray.get(self.places[first].received.remote(), timeout=60) - self.before < scene.nbytes / 4:
             return
         self.disturbed = time.monotonic()
         for pid in ray.get([self.places[member].pid.remote() for member in scene.kills], timeout=60):
@@ -251,17 +253,20 @@ class Stages:
         ray.get([place.pid.remote() for place in self._places], timeout=SCENE_S)
 
 
-def in_stores() -> dict[str, int]:
-    """Objects in the stores of all of Ray's nodes, and their bytes."""
-    from ray._private.internal_api import get_memory_info_reply
-    from ray._private.state import state
+def in_stores() -> list[int]:
+    """Bytes of objects in the store of each host that is up, in their order."""
+    import ray
+    from ray._private.internal_api import node_stats
 
-    stats = get_memory_info_reply(state).store_stats
-    return {"objects": int(stats.num_local_objects), "bytes": int(stats.object_store_bytes_used)}
+    alive = [(node["NodeManagerAddress"], node["NodeManagerPort"]) for node in ray.nodes() if node["Alive"]]
+    alive.sort(key=lambda place: [int(part) for part in place[0].split(".")])
+    stats = [node_stats(*place, include_memory_info=False).store_stats for place in alive]
+    return [int(each.object_store_bytes_used) for each in stats]
 
 
-def _loaded(back: Any, at: float) -> Loaded:
-    return Loaded(back.member, at, back.seconds, {str(member): nbytes for member, nbytes in back.fetched.items()})
+def _loaded(back: Any, number: int, at: float) -> Loaded:
+    given = {str(member): nbytes for member, nbytes in back.fetched.items()}
+    return Loaded(back.member, number, at, back.seconds, given)
 
 
 if __name__ == "__main__":

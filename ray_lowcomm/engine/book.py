@@ -50,9 +50,9 @@ class RunPlan:
 class Event:
     """For the host. Kinds: `record` (a round), `start_loss`, `notice` (text), `manifest` (folder, manifest: the
     checkpoint is whole, write it), `joined` (a replica that waits to begin), `loaded` (what one has said that has
-    loaded the state of the others, and when), `left` (one that was asked to leave and is gone), `stopped` (why the
-    fleet itself stops the run), `failed` (text, traceback), `ended` (whether it was the whole run). Where replicas are
-    processes their host adds `output` (replica, lines that it has printed)."""
+    loaded a state of the others, of which round it is, and when that was), `left` (one that was asked to leave and is
+    gone), `stopped` (why the fleet itself stops the run), `failed` (text, traceback), `ended` (whether it was the whole
+    run). Where replicas are processes their host adds `output` (replica, lines that it has printed)."""
 
     kind: str
     data: Any = None

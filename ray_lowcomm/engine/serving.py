@@ -33,7 +33,7 @@ def back(fleet: FleetState, back: m.Back) -> None:
         donors, nbytes = ", ".join(map(str, sorted(back.fetched))), sum(back.fetched.values())
         loaded = f"a state from replicas {donors} ({nbytes:,} bytes in {back.seconds:.1f} s)"
         fleet.notice(f"round {fleet.round + 1}: replica {member.index} joins with {loaded}")
-        fleet.event("loaded", (back, fleet.now))
+        fleet.event("loaded", (back, member.loads, fleet.now))
     absence.come_back(fleet, member)
 
 

@@ -1,7 +1,7 @@
 """States that replicas offer to each other in Ray's object store: in pieces, from all that have them side by side."""
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +16,9 @@ from ray_lowcomm.core.digest import tensor_bytes
 from ray_lowcomm.core.errors import ExchangeError
 from ray_lowcomm.engine.transport import Fetched
 
-PIECE = 4 << 20  # bytes; small enough for a slow link to bring several within QUIET_S
+PIECES, LEAST, MOST = 64, 64 << 10, 4 << 20  # a state's pieces are about so many, and have so many bytes
 IN_FLIGHT = 2  # pieces that are asked of one member at a time: the next one is on its way when one has come
+QUICK_S, SLOW_S = 1.0, 4.0  # of a piece that comes so quickly more can be asked for at a time, so slowly less
 QUIET_S = 15.0  # with nothing coming for so long the rest is asked of others, too
 GONE_S = 120.0  # and after so long it is given up
 
@@ -32,12 +33,17 @@ class Offers:
 
     def add(self, name: str, state: Mapping[str, Tensor]) -> Any:
         """Put a state into the object store; the driver passes the references on, bytes go from node to node."""
-        self._held[name] = [ray.put(piece) for piece in cut(state, PIECE)]
+        self._held[name] = [ray.put(piece) for piece in cut(state, piece_size(state))]
         return self._held[name]
 
     def withdraw(self, wanted: Collection[str]) -> None:
         """Drop all others."""
         self._held = {name: pieces for name, pieces in self._held.items() if name in wanted}
+
+
+def piece_size(state: Mapping[str, Tensor]) -> int:
+    """Bytes of a piece; the same whenever names, dtypes and shapes are."""
+    return min(MOST, max(LEAST, sum(value.numel() * value.element_size() for value in state.values()) // PIECES))
 
 
 def cut(state: Mapping[str, Tensor], size: int) -> Iterator[dict[str, Slice]]:
@@ -62,11 +68,17 @@ def cut(state: Mapping[str, Tensor], size: int) -> Iterator[dict[str, Slice]]:
 @dataclass
 class Fetching:
     """A state on its way: `queue` are pieces that nobody was asked for, `flying` those that are on their way, by member
-    and piece. Whoever fails is asked for nothing more."""
+    and piece, with when they were asked for. Whoever fails is asked for nothing more.
+
+    `room`: so many pieces are on their way at a time. A link brings all of them side by side, so on a slow one the
+    first would come as late as the last.
+    """
 
     sources: dict[int, list[Any]]
     queue: deque[int] = field(init=False)
-    flying: dict[tuple[int, int], Any] = field(default_factory=dict)
+    flying: dict[tuple[int, int], tuple[Any, float]] = field(default_factory=dict)
+    room: int = IN_FLIGHT
+    asked: dict[int, int] = field(default_factory=dict)  # pieces, by member
     state: dict[str, Tensor] = field(default_factory=dict)
     nbytes: dict[int, int] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
@@ -88,8 +100,8 @@ class Fetching:
             if quiet > GONE_S:
                 raise ExchangeError(f"nothing came for {GONE_S:.0f} s")
             self._ask(first, again=quiet > QUIET_S)
-            ready, _ = ray.wait(list(self.flying.values()), num_returns=1, timeout=QUIET_S)
-            for key in [key for key, reference in self.flying.items() if reference in ready]:
+            ready, _ = ray.wait([flying for flying, _ in self.flying.values()], num_returns=1, timeout=QUIET_S)
+            for key in [key for key, (flying, _) in self.flying.items() if flying in ready]:
                 heard = time.monotonic() if self._take(*key) else heard
         return Fetched(self.state, self.nbytes)
 
@@ -97,11 +109,14 @@ class Fetching:
         members = sorted(self.sources)
         start = first % max(1, len(members))
         members = members[start:] + members[:start]
-        for _ in range(IN_FLIGHT):
-            for member in members:
-                mine = [piece for by, piece in self.flying if by == member]
-                if len(mine) < IN_FLIGHT and self.queue:
-                    self._fly(member, self.queue.popleft())
+        now = time.monotonic()
+        # what does not come takes no room from what does
+        while self.queue and sum(now - since < QUIET_S for _, since in self.flying.values()) < self.room:
+            busy = Counter(by for by, _ in self.flying)
+            member = min(members, key=lambda member: (busy[member], self.asked.get(member, 0)))
+            if busy[member] >= IN_FLIGHT:
+                break
+            self._fly(member, self.queue.popleft())
         if again and not self.queue:
             open_pieces = {piece for _, piece in self.flying}
             for piece in sorted(open_pieces):
@@ -110,11 +125,14 @@ class Fetching:
                     self._fly(member, piece)
 
     def _fly(self, member: int, piece: int) -> None:
-        self.flying[member, piece] = self.sources[member][piece]
+        self.flying[member, piece] = self.sources[member][piece], time.monotonic()
+        self.asked[member] = self.asked.get(member, 0) + 1
 
     def _take(self, member: int, piece: int) -> bool:
         """A piece has come, or has failed; whether it has come."""
-        reference = self.flying.pop((member, piece))
+        reference, since = self.flying.pop((member, piece))
+        took = time.monotonic() - since
+        self.room = max(1, min(self.room + (took < QUICK_S) - (took > SLOW_S), IN_FLIGHT * len(self.sources)))
         if piece in self.done:
             return True
         try:
@@ -134,7 +152,7 @@ class Fetching:
     def _give_up(self, member: int, piece: int) -> None:
         self.sources.pop(member, None)
         lost = {piece} | {number for by, number in self.flying if by == member}
-        self.flying = {key: reference for key, reference in self.flying.items() if key[0] != member}
+        self.flying = {key: flying for key, flying in self.flying.items() if key[0] != member}
         others = {number for _, number in self.flying}
         self.queue.extendleft(sorted(lost - others - self.done, reverse=True))
 

@@ -21,6 +21,7 @@ STATE = {
 }
 LARGE = {"weights": torch.randn(500), "bias": torch.randn(3, 7)}
 LARGE_BYTES = 4 * (500 + 21)
+PIECE = 64
 
 
 class Store:
@@ -29,6 +30,7 @@ class Store:
     def __init__(self, monkeypatch):
         self.now, self.owner, self.dead, self.silent = 0.0, {}, set(), set()
         self.dies_after = {}  # member -> pieces that it gives
+        self.link_s, self.flying = 0.0, []  # of a piece; how many were on their way, at each wait
         monkeypatch.setattr(ray_offers.ray, "put", lambda value: pickle.dumps(value, protocol=5))
         monkeypatch.setattr(ray_offers.ray, "wait", self.wait)
         monkeypatch.setattr(ray_offers.ray, "get", self.get)
@@ -42,8 +44,9 @@ class Store:
         return sources
 
     def wait(self, references, num_returns, timeout):
+        self.flying.append(len(references))
         ready = [reference for reference in references if reference[0] not in self.silent]
-        self.now += 0.0 if ready else timeout
+        self.now += self.link_s if ready else timeout
         return ready[:num_returns], []
 
     def get(self, reference, timeout):
@@ -57,7 +60,8 @@ class Store:
 
 @pytest.fixture
 def store(monkeypatch):
-    monkeypatch.setattr(ray_offers, "PIECE", 64)
+    monkeypatch.setattr(ray_offers, "LEAST", PIECE)
+    monkeypatch.setattr(ray_offers, "MOST", PIECE)
     return Store(monkeypatch)
 
 
@@ -90,7 +94,7 @@ def test_a_state_comes_back_as_it_was_and_can_be_written_to(store):
 def test_members_give_about_as_much_as_each_other(store):
     back = fetch(store.offered(LARGE, 0, 1, 2), first=3)
     assert sum(back.nbytes.values()) == LARGE_BYTES
-    assert max(back.nbytes.values()) - min(back.nbytes.values()) <= 2 * ray_offers.PIECE
+    assert max(back.nbytes.values()) - min(back.nbytes.values()) <= 2 * PIECE
     assert_same(back.state, LARGE)
 
 
@@ -103,7 +107,7 @@ def test_of_four_joiners_at_once_each_member_gives_as_much():
             asked.ask(joiner)
             for member in asked.members:
                 given[member] += 1
-        assert set(given.values()) == {min(pieces, 4 * ray_offers.IN_FLIGHT)}
+        assert set(given.values()) == {min(pieces, ray_offers.IN_FLIGHT)}
 
 
 class Asked:
@@ -123,7 +127,7 @@ class Asked:
 def test_members_that_die_on_the_way_cost_only_what_they_had_not_given(store):
     store.dies_after = {0: 3, 2: 1}
     back = fetch(store.offered(LARGE, 0, 1, 2), first=3)
-    assert (back.nbytes[0], back.nbytes[2]) == (3 * ray_offers.PIECE, ray_offers.PIECE)
+    assert (back.nbytes[0], back.nbytes[2]) == (3 * PIECE, PIECE)
     assert sum(back.nbytes.values()) == LARGE_BYTES
     assert_same(back.state, LARGE)
 
@@ -133,6 +137,24 @@ def test_what_one_that_says_nothing_was_asked_for_comes_from_another(store):
     back = fetch(store.offered(LARGE, 0, 1, 2), first=3)
     assert 1 not in back.nbytes
     assert_same(back.state, LARGE)
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.2, 8), (2.0, 2), (5.0, 2)])
+def test_on_a_slow_link_fewer_pieces_are_on_their_way_at_a_time(store, seconds, most):
+    """One after another comes as quickly as all side by side, and the first is not as late as the last."""
+    store.link_s = seconds
+    back = fetch(store.offered(LARGE, 0, 1, 2, 3), first=5)
+    assert max(store.flying) == most
+    if seconds > ray_offers.SLOW_S:
+        assert store.flying[len(store.flying) // 2 :].count(1) > 0.9 * len(store.flying) / 2
+    assert store.now == pytest.approx(seconds * len(list(cut(LARGE, PIECE))))
+    assert max(back.nbytes.values()) - min(back.nbytes.values()) <= 2 * PIECE
+    assert_same(back.state, LARGE)
+
+
+@pytest.mark.parametrize(("total", "size"), [(1, 65536), (38 << 20, 38 << 14), (8 << 30, 4 << 20)])
+def test_pieces_are_small_where_the_state_is(total, size):
+    assert ray_offers.piece_size({"weights": torch.empty(total, dtype=torch.uint8, device="meta")}) == size
 
 
 def test_where_nobody_gives_it_all_it_fails(store):
