@@ -18,9 +18,10 @@ from jobs.benchmarks.link_loop import Loop, Marks
 from jobs.benchmarks.link_run import PATIENT, Host, actor_at, serve
 from ray_lowcomm import strategies
 from ray_lowcomm.core.errors import FleetError
-from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings
+from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, ModelSettings, RunSettings, StrategySettings
 from ray_lowcomm.engine.book import RunPlan
 from ray_lowcomm.engine.run_spec import RunSpec
+from ray_lowcomm.models import build
 from ray_lowcomm.runtime.driver import Driver
 
 SCENE_S, LOOK_S = 240.0, 0.05
@@ -98,8 +99,9 @@ class Place(Host):
         """Bytes that have reached this host."""
         return int(Path(RECEIVED).read_text())
 
-    def pid(self) -> int:
-        """Its process."""
+    def ready(self, model: dict[str, Any]) -> int:
+        """Its process, in which all is loaded that such a model needs."""
+        build(ModelSettings(args=model))
         return os.getpid()
 
 
@@ -119,6 +121,7 @@ class Stage:
 
     scene: Scene
     places: list[Any]
+    pids: list[int]
     driver: Any
     worker: Any
     lives: dict[tuple[int, int], Any] = field(default_factory=dict)  # (member, host) -> what its life will return
@@ -181,8 +184,8 @@ class Stage:
         if ray.get(self.places[first].received.remote(), timeout=60) - self.before < scene.nbytes / 4:
             return
         self.disturbed = time.monotonic()
-        for pid in ray.get([self.places[member].pid.remote() for member in scene.kills], timeout=60):
-            os.kill(pid, signal.SIGKILL)
+        for member in scene.kills:
+            os.kill(self.pids[member], signal.SIGKILL)
         if scene.twice:
             self._live(first, first + scene.joiners)
 
@@ -217,7 +220,7 @@ class Stages:
 
         data = json.loads(line)
         scene = Scene(**{**data, "kills": tuple(data["kills"])})
-        self._fill()
+        pids = self._fill(scene.model)
         settings, saving, run = scene.settings, CheckpointSettings(every=0), RunSettings(eval_every=0)
         replicas = scene.donors, scene.donors + scene.joiners
         fleet = FleetSettings(replicas=replicas, joiner_moments="zero", grace_s=1.0, **PATIENT)  # type: ignore[arg-type]
@@ -231,26 +234,27 @@ class Stages:
                 ray.get(driver.start.remote(), timeout=60)
                 loop = Loop(scene.model, scene.step_s, scene.steps)
                 worker = WorkerPlan(driver, loop, spec, f"join-{self._runs}", 0, 0)
-                return Stage(scene, self._places, driver, worker).play()
+                return Stage(scene, self._places, pids, driver, worker).play()
             finally:
                 if driver is not None:
                     ray.kill(driver)
 
-    def _fill(self) -> None:
-        """Start anew what was killed, and wait until all are there."""
+    def _fill(self, model: dict[str, Any]) -> list[int]:
+        """Start anew what was killed, and wait until all are ready; returns their processes."""
         import ray
         from ray.exceptions import RayError
 
         for host, node in enumerate(self._nodes):
             try:
                 if self._places[host] is not None:
-                    ray.get(self._places[host].pid.remote(), timeout=60)
+                    ray.get(self._places[host].ready.remote(model), timeout=60)
                     continue
             except RayError:
                 pass
             # one thread lives, one answers the driver's pings, one says what has come
             self._places[host] = actor_at(Place, node, num_cpus=1, max_concurrency=3).remote()
-        ray.get([place.pid.remote() for place in self._places], timeout=SCENE_S)
+        found: list[int] = ray.get([place.ready.remote(model) for place in self._places], timeout=SCENE_S)
+        return found
 
 
 def in_stores() -> list[int]:

@@ -18,7 +18,7 @@ from ray_lowcomm.engine.transport import Fetched
 
 PIECES, LEAST, MOST = 64, 64 << 10, 4 << 20  # a state's pieces are about so many, and have so many bytes
 IN_FLIGHT = 2  # pieces that are asked of one member at a time: the next one is on its way when one has come
-QUICK_S, SLOW_S = 1.0, 4.0  # of a piece that comes so quickly more can be asked for at a time, so slowly less
+FIRST, QUICK_S, SLOW_S = 4, 1.0, 4.0  # at first; where one comes so quickly there are more at a time, so slowly fewer
 QUIET_S = 15.0  # with nothing coming for so long the rest is asked of others, too
 GONE_S = 120.0  # and after so long it is given up
 
@@ -77,7 +77,7 @@ class Fetching:
     sources: dict[int, list[Any]]
     queue: deque[int] = field(init=False)
     flying: dict[tuple[int, int], tuple[Any, float]] = field(default_factory=dict)
-    room: int = IN_FLIGHT
+    room: int = FIRST
     asked: dict[int, int] = field(default_factory=dict)  # pieces, by member
     state: dict[str, Tensor] = field(default_factory=dict)
     nbytes: dict[int, int] = field(default_factory=dict)
