@@ -61,7 +61,7 @@ class Stand:
         """One of `NAMES`."""
         scenes: dict[str, dict[str, Any]] = {
             ONE: {},
-            DONORS_KILLED: {"kills": (DONORS - 2, DONORS - 1)},
+            DONORS_KILLED: {"kills": (0, DONORS - 1)},
             FOUR: {"joiners": 4},
             KILLED: {"kills": (DONORS,)},
             TWICE: {"twice": True},

@@ -192,10 +192,11 @@ class Entry:
         Raises:
             ExchangeError: it could not be fetched, or is not what the members have.
         """
-        began, fetched = time.perf_counter(), [self.host.transport.fetch(offered.sources)]
-        if offered.own is not None:
+        began, fetched = time.perf_counter(), []
+        if offered.own is not None:  # first: should the one that has it die later on, nothing is lost
             member, reference = offered.own
             fetched.append(self.host.transport.fetch({member: reference}))
+        fetched.append(self.host.transport.fetch(offered.sources))
         self._fetch_s = time.perf_counter() - began
         self.state.load_as_joiner({name: value for part in fetched for name, value in part.state.items()})
         self._fetched = {}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from ray_lowcomm.engine import absence, answers
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.fleet_state import FleetState, Serving
-from ray_lowcomm.engine.membership import Member, MemberState
+from ray_lowcomm.engine.membership import AWAY, Member, MemberState
 from ray_lowcomm.engine.offers import LOADING
 
 
@@ -38,10 +38,11 @@ def back(fleet: FleetState, back: m.Back) -> None:
 
 
 def welcome_if_complete(fleet: FleetState) -> None:
-    """Those that wait for a state know where to get it once all donors that are left have offered it; where nobody is
+    """Those that wait for a state know where to get it once all donors that are there have offered it; where nobody is
     left they wait for the next commit."""
+    away = {member.index for member in fleet.in_state(*AWAY)}
     for number, serving in fleet.serving.items():
-        if serving.waits:
+        if serving.waits - away:
             continue
         for member in [x for x in fleet.in_state(*LOADING) if x.loads == number and not x.welcomed]:
             if serving.offered.sources:

@@ -216,3 +216,38 @@ def test_one_that_joins_twice_is_told_so():
     desk.back(3)
     only(desk.take(3), m.Return)
     assert desk.summary["replicas_joined"] == 1
+
+
+def test_a_donor_that_does_not_answer_is_not_waited_for():
+    desk = Desk(4, total=9 * H)
+    desk.begin()
+    desk.lose(3)
+    desk.join(3)
+    desk.run_round(0, 1, 2)
+    desk.offer(0)
+    desk.hush(1)
+    assert desk.silent(3)
+    desk.offer(2)
+    assert sorted(desk.welcomes[3].state.sources) == [0, 2]
+    desk.drop_answers()
+    desk.offer(1)  # too late for this one
+    desk.back(3)
+    only(desk.take(3), m.Return)
+
+
+def test_where_no_donor_answers_the_joiner_is_served_after_the_next_round():
+    desk = Desk(3, total=9 * H)
+    desk.begin()
+    desk.lose(2)
+    desk.join(2)
+    desk.run_round(0, 1)
+    desk.hush(0, 1)
+    assert desk.silent(2)
+    assert desk.coordinator.fleet.serving == {}
+    desk.offer(0, 1)
+    desk.drop_answers()
+    desk.arrive(0, 1)
+    only(desk.take(0, 1), m.Return)
+    assert {c.serve for c in desk.run_round(0, 1)} == {(2,)}
+    desk.offer(0, 1)
+    assert desk.welcomes[2].round == 2
