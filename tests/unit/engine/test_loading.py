@@ -210,7 +210,7 @@ def test_one_that_joins_twice_is_told_so():
     desk.offer(0, 1, 2)
     assert desk.welcomes[3].incarnation == first.incarnation + 1
     desk.drop_answers()
-    desk.send(m.Back(3, first.incarnation, {0: 100}))  # the first does not come in
+    desk.send(m.Back(3, first.incarnation, first.round, {0: 100}))  # the first does not come in
     assert only(desk.take(3), m.Reset)[0].reason == "this replica was given up by the fleet"
     assert desk.summary["replicas_joined"] == 0
     desk.back(3)

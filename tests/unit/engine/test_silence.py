@@ -242,7 +242,7 @@ def test_one_that_loads_and_stays_silent_is_given_up():
     assert state(desk, 1) is MemberState.ABSENT  # it may load as long as it takes
     desk.hush(1)
     desk.wait(101)
-    assert "replica 1 is lost (was not back within 100 s (fleet.hang_s)) while absent" in desk.notices[-1]
+    assert "replica 1 is lost (was not back within 100 s (fleet.hang_s)) while loading a state" in desk.notices[-1]
     desk.back(1)
     only(desk.take(1), m.Reset)
     assert_counted(desk, 2 * H, lost=H, members_lost=2)

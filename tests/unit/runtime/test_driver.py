@@ -186,7 +186,7 @@ def test_of_two_that_join_as_the_same_replica_the_first_is_told(tmp_path):
         later = asyncio.ensure_future(room.driver.request(join(1), "third 1"))
         answer = await asyncio.wait_for(first, PATIENCE_S)
         assert answer == m.Stop("another process has taken this replica's place")
-        back = await room.driver.request(m.Back(1, 2, {}), "second 1")
+        back = await room.driver.request(m.Back(1, 2, 0, {}), "second 1")
         assert back == m.Stop("this process was given up, and another one takes this replica's place")
         assert not later.done()  # it waits for the end of the round
         said = "replica 1 has joined twice before it could begin: the process that came last counts"
