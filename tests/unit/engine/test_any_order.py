@@ -114,7 +114,7 @@ class Play:
             else:
                 self.desk.wait(1)
                 states = {i: x.state for i, x in self.desk.coordinator.members.items()}
-                assert self.desk.now < 200, ([(p.index, p.waits, p.sleeps, p.next) for p in self.players], states)
+                assert self.desk.now < 400, ([(p.index, p.waits, p.sleeps, p.next) for p in self.players], states)
             self.hear()
         raise AssertionError("the run does not come to an end")
 
