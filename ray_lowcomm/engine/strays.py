@@ -4,17 +4,16 @@ from collections.abc import Sequence
 
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.fleet_state import FleetState
-
-MOST = 256  # sockets; a process may often have no more than 1,024 descriptors
+from ray_lowcomm.engine.transport import STRAYS
 
 
 def too_many(fleet: FleetState, votes: Sequence[m.Vote]) -> bool:
     """Whether a member holds too many; it is said."""
-    held = {vote.member: vote.strays for vote in votes if vote.strays > MOST}
+    held = {vote.member: vote.strays for vote in votes if vote.strays > STRAYS}
     if held:
         each = ", ".join(f"replica {member} holds {strays}" for member, strays in sorted(held.items()))
         fleet.notice(
-            f"{each} sockets more than when its group was formed (limit {MOST}), as when strangers connect to it: "
+            f"{each} sockets more than when its group was formed (limit {STRAYS}), as when strangers connect to it: "
             "the group is formed anew with the next round"
         )
     return bool(held)

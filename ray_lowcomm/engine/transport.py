@@ -11,6 +11,7 @@ from ray_lowcomm.engine.combine import shard_bounds
 from ray_lowcomm.engine.messages import Answer, Bytes, Plan, Request
 
 KINDS = ("up", "down", "buffer", "wire_up", "wire_down")
+STRAYS = 256  # sockets beyond which a group is formed anew; a process may often have no more than 1,024 descriptors
 SIZE_BYTES = 8  # before an all-to-all each rank tells each other how much will come
 
 Result = TypeVar("Result")
@@ -79,7 +80,7 @@ class Transport(Protocol):
         ...
 
     def strays(self) -> int:
-        """Sockets that this process holds beyond those that it held when its group was formed."""
+        """Sockets that this process held a short while ago beyond those of when its group was formed."""
         ...
 
     def close(self) -> None:

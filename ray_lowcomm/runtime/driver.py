@@ -142,9 +142,9 @@ class Driver:
         """Returns when replicas are to stop at their next step."""
         await self._halting.wait()
 
-    async def exchange_is_on(self, generation: int, waits_for: tuple[int, int] | None = None) -> bool:
-        """See Coordinator."""
-        return self._coordinator.exchange_is_on(generation, waits_for)
+    async def exchange_is_on(self, generation: int, waits_for: tuple[int, int] | None, token: str) -> bool:
+        """See Coordinator; who is waited for is believed only who has a `token`."""
+        return self._coordinator.exchange_is_on(generation, waits_for if token in self._tokens else None)
 
     # ---- trainer --------------------------------------------------------------------------------------------------
 

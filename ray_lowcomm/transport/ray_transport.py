@@ -25,6 +25,7 @@ from ray_lowcomm.transport.ray_offers import Offers, fetch
 
 ASK_TIMEOUT_S = 10.0
 WATCH_S = 1.0  # while an exchange goes on the driver is asked this often whether it is still wanted
+COUNT_S = 10.0  # sockets are counted this often: it takes milliseconds
 Result = TypeVar("Result")
 GONE_S = 5.0  # a run that is stopped kills its driver and its replicas: one that lives on for a moment says nothing
 
@@ -62,7 +63,9 @@ class RayChannel:
         """Whether the driver still expects the members of this generation to exchange; it is told (member that waits,
         member that is waited for)."""
         try:
-            return bool(ray.get(self._driver.exchange_is_on.remote(generation, waits_for), timeout=ASK_TIMEOUT_S))
+            return bool(
+                ray.get(self._driver.exchange_is_on.remote(generation, waits_for, self._token), timeout=ASK_TIMEOUT_S)
+            )
         except GetTimeoutError:
             return True
         except RayError as error:
@@ -108,7 +111,8 @@ class RayTransport:
         self._run, self._channel, self._member, self._nccl = run, channel, member, nccl
         self._host = ray.util.get_node_ip_address()
         self._group: LowCommGroup | None = None
-        self._generation, self._sockets = -1, 0
+        self._generation = -1
+        self._sockets, self._strays, self._counted = 0, 0, 0.0
         self._offers = Offers()
 
     def beside(self, work: Callable[[], Result]) -> "Future[Result]":
@@ -180,7 +184,9 @@ class RayTransport:
 
     def strays(self) -> int:
         """See `Transport`."""
-        return max(0, ports.count() - self._sockets)
+        if time.monotonic() - self._counted > COUNT_S:
+            self._strays, self._counted = max(0, ports.count() - self._sockets), time.monotonic()
+        return self._strays
 
     def close(self) -> None:
         """Leave the current group; the others' operations fail at once."""
@@ -213,6 +219,7 @@ class RayTransport:
         )
         self._group = open_group(f"{self._run}/g{plan.generation}", world, rank, meeting)
         self._generation, self._sockets = plan.generation, ports.count()
+        self._strays, self._counted = 0, time.monotonic()
         return self._group
 
     def _store_of(self, generation: int, timeout_s: float) -> DriverStore:

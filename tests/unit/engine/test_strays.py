@@ -2,11 +2,11 @@
 
 import pytest
 
-from ray_lowcomm.engine.strays import MOST
+from ray_lowcomm.engine.transport import STRAYS
 from tests.unit.engine.desk import Desk
 
 
-@pytest.mark.parametrize(("strays", "anew"), [(0, False), (MOST, False), (MOST + 1, True), (9_000, True)])
+@pytest.mark.parametrize(("strays", "anew"), [(0, False), (STRAYS, False), (STRAYS + 1, True), (9_000, True)])
 def test_a_group_with_too_many_sockets_is_formed_anew_with_the_next_round(strays, anew):
     desk = Desk(2)
     desk.begin()
@@ -17,7 +17,7 @@ def test_a_group_with_too_many_sockets_is_formed_anew_with_the_next_round(strays
     desk.take(0, 1)
     assert desk.coordinator.round == 1  # what was exchanged counts
     said = [event.data for event in desk.events if event.kind == "notice" and "sockets" in event.data]
-    assert [f"replica 1 holds {strays} sockets more" in text and f"limit {MOST}" in text for text in said] == [
+    assert [f"replica 1 holds {strays} sockets more" in text and f"limit {STRAYS}" in text for text in said] == [
         True
     ] * anew
     desk.arrive(0, 1)
