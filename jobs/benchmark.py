@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from jobs._main import run_main
-from jobs.benchmarks import decode, encode, join, learning, link, memory, outer_step, overhead, toy, wire
+from jobs.benchmarks import decode, encode, join, learning, link, memory, outer_step, overhead, slow, toy, wire
 from ray_lowcomm.core.errors import SettingError
 
 BENCHMARKS = {
@@ -23,6 +23,7 @@ BENCHMARKS = {
     "memory": memory,
     "link": link,
     "join": join,
+    "slow": slow,
 }
 COUNT, PARAMETERS = (1, 10**6), (1e3, 1e11)
 RANGES: dict[str, tuple[float, float]] = {
@@ -32,6 +33,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("inner_steps", "topk", "fragments", "rounds"), COUNT),
     "hosts": (2, 64),
     "mbit": (0.1, 1e5),
+    "slow_mbit": (0.1, 1e5),
     "rtt_ms": (0.0, 2000.0),
     "step_s": (0.0, 3600.0),
 }

@@ -148,11 +148,11 @@ class Links:
         """Of the host, for the other hosts."""
         return f"10.77.{host}.2"
 
-    def shape(self, mbit: float) -> None:
-        """From here on the links carry so much, each way."""
+    def shape(self, mbit: float, only: int | None = None) -> None:
+        """From here on the links carry so much, each way; or that of one host."""
         bucket = Bucket.of(mbit)
         asked = f"root tbf rate {bucket.rate}bit burst {bucket.burst} limit {bucket.limit}"
-        for host in range(self.hosts):
+        for host in range(self.hosts) if only is None else (only,):
             for where, device in self._ends(host):
                 _do(f"tc -n {where} qdisc replace dev {device} {asked}")
 

@@ -123,7 +123,10 @@ def _return(fleet: FleetState, member: Member, missed: tuple[m.Missed, ...]) -> 
         member.follows = member.stands
     if again:
         member.state = MemberState.ABSENT
+        fleet.notice(f"round {fleet.round + 1}: replica {member.index} has {len(missed)} missed rounds to fetch first")
     else:
+        if missed:
+            fleet.notice(f"round {fleet.round + 1}: replica {member.index} is back: it follows {len(missed)} rounds")
         member.state, member.arrival, member.vote = MemberState.TRAINING, None, None
         # it begins where the last round is applied, or where the others are by then
         nominal = fleet.steps_to_next()

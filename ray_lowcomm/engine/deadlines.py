@@ -7,7 +7,7 @@ from ray_lowcomm.engine.overlap import expected_exchange_s
 
 NOTICE_S = 30.0  # a wait says who is missing this often
 VOTE_MARGIN_S = 10.0  # votes may come this long after the exchange's own deadline
-SLOW = 3.0  # times as long as expected: such an exchange is held up
+SLOW = 2.0  # times as long as expected: such an exchange is held up
 
 
 def tick(fleet: FleetState) -> None:

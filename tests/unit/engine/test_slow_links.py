@@ -113,7 +113,7 @@ def test_an_exchange_of_many_bytes_may_take_long():
     desk.take(*EVERYBODY)
     desk.arrive(*EVERYBODY, sizes=(m.PayloadSize("params@8", "mean", 40 * 10),))
     desk.take(*EVERYBODY)
-    assert wait(desk, 30, ALL_WAIT_FOR_3)
+    assert wait(desk, 20, ALL_WAIT_FOR_3)
     assert not wait(desk, 2, ALL_WAIT_FOR_3)
 
 
