@@ -302,10 +302,9 @@ class Replica:
         False as `_take`."""
         self._watch.check_layout()
         stand, ops = self._stand, self._ops(step)
-        seat = Seat(self._host.member, stand.incarnation, self.rounds, stand.history)
         # those that were taken beyond the launch before the run was stopped
         stand.taken = max(0, self._work.beyond - stand.planned)
-        self._flight = Round(self._parties, seat)
+        self._flight = Round(self._parties, Seat(self._host.member, stand.incarnation, self.rounds, stand.history))
         self._flight.launch(ops, self._work, positions, self._skipping.hopeless)
         stand.step, stand.left = step + stand.taken, self._flight.apply_at - step - stand.taken
         self._work.beyond = -stand.left
