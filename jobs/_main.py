@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from ray_lowcomm.config import ConfigError
@@ -24,10 +25,10 @@ def run_main(function: Callable[[Sequence[str]], int | None], argv: Sequence[str
         with signals_interrupt():
             return function(sys.argv[1:] if argv is None else argv) or 0
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+        _say("stopped")
         return EXIT_STOPPED
     except LowCommError as error:
-        print(_said(error), file=sys.stderr)
+        _say(_said(error))
         return EXIT_USAGE if isinstance(error, ConfigError | SettingError) else EXIT_FAILED
 
 
@@ -37,11 +38,20 @@ def leave(code: int) -> NoReturn:
     One that was stopped goes at once: to take an interpreter with Ray and MLflow in it apart may take longer than the
     3 s that `ray job stop` gives, and by then everything that must be written is written.
     """
-    if code == EXIT_STOPPED:
-        sys.stdout.flush()
-        sys.stderr.flush()
+    written = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # a file on a disk that is full: Python would make an exit code of its own of it
+            written = False
+    if code == EXIT_STOPPED or not written:
         os._exit(code)
     sys.exit(code)
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        print(text, file=sys.stderr)
 
 
 def _said(error: LowCommError) -> str:

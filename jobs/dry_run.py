@@ -51,7 +51,10 @@ def estimate(config: TrainConfig) -> tuple[dict[str, str], tuple[str, ...]]:
         "on the wire": f"{about}{_bytes(wire)} in all each way, per replica; DDP: {_bytes(ddp)}",
         "who is late": _late(config, settings, cost),
         "who joins": f"fetches {_bytes(_of_joiner(config, strategy, tracks))} from all members together",
-        "memory": _memory(footprint(model, tracks, strategy, cost.room, world), config.fleet.transport == "ray"),
+        "memory": _memory(
+            footprint(model, tracks, strategy, cost.room, world, config.checkpoint.every > 0),
+            config.fleet.transport == "ray",
+        ),
     }
     of_data: tuple[str, ...] = getattr(dataset, "remarks", ())
     return lines, config.remarks() + strategies.remarks(strategy, settings, steps) + of_data
@@ -91,6 +94,7 @@ def _memory(needed: Footprint, own_process: bool) -> str:
         "optimizer": needed.moments,
         "strategy": needed.strategy,
         "a round": needed.round,
+        "a checkpoint that is written": needed.checkpoint,
         "Python, torch and Ray": needed.process if own_process else 0,
     }
     listed = ", ".join(f"{name} {_bytes(size)}" for name, size in parts.items() if size)

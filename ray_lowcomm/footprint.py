@@ -23,31 +23,39 @@ PROCESS = 500 << 20
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes. `strategy`: anchor, outer momentum, residual and copies; `round`: what the largest one takes."""
+    """Bytes. `strategy`: anchor, outer momentum, residual and copies; `round`: what the largest one takes;
+    `checkpoint`: a copy of the state, which is written while training goes on, and is in the CPU's memory."""
 
     model: int
     gradients: int
     moments: int
     strategy: int
     round: int
+    checkpoint: int = 0
     process: int = PROCESS
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.model + self.gradients + self.moments + self.strategy + self.round + self.process
+        kept = self.model + self.gradients + self.moments + self.strategy
+        return kept + self.round + self.checkpoint + self.process
 
 
-def footprint(model: nn.Module, tracks: Tracks, strategy: Strategy, room: int, world: int) -> Footprint:
-    """Of one of `world` replicas; `room` is what a round takes (`RunCost.room`)."""
+def footprint(
+    model: nn.Module, tracks: Tracks, strategy: Strategy, room: int, world: int, saves: bool = False
+) -> Footprint:
+    """Of one of `world` replicas; `room` is what a round takes (`RunCost.room`), `saves`: there are checkpoints before
+    the end."""
     trained = sum(p.numel() * p.element_size() for p in tracks.parameters.values())
     own = [*model.parameters(), *model.buffers()]
     state = strategy.shared_state() | strategy.local_state() | tracks.masters()
-    kept = _bytes(state.values(), beside=own)
+    kept, named = _bytes(state.values(), beside=own), sum(v.numel() * v.element_size() for v in state.values())
     if isinstance(strategy, Gathered) and isinstance(strategy.combiner, Sharded):
-        kept += tracks.layout.nbytes // world  # the owners' residual, from the first round on
+        residual = tracks.layout.nbytes // world  # the owners', from the first round on
+        kept, named = kept + residual, named + residual
     moments = len(strategies.moments_of(tracks)) * trained
-    return Footprint(_bytes(own), trained, moments, kept, room)
+    copied = trained + _bytes(model.buffers()) + moments + named if saves else 0
+    return Footprint(_bytes(own), trained, moments, kept, room, copied)
 
 
 def _bytes(tensors: Iterable[Tensor], beside: Iterable[Tensor] = ()) -> int:

@@ -97,6 +97,8 @@ def _begin(fleet: FleetState, members: list[Member], holders: list[Member]) -> N
     first_of_all, fleet.started = not fleet.started, True
     fleet.keep_step()
     fleet.dealt = deal(fleet, members)
+    if first_of_all:
+        fleet.book.count_possible(fleet.now, fleet.dealt, {})
     if first_of_all and fleet.plan.restored is not None:
         fleet.book.count_missing(fleet.plan.restored, [x.index for x in members], fleet.dealt)
     fleet.give_overlap()

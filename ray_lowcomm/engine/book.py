@@ -2,23 +2,16 @@
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ray_lowcomm import strategies
 from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.making import FORMAT, Making, Makings, checkpoint_folder
 from ray_lowcomm.engine.membership import Exchange, Member
 from ray_lowcomm.engine.reported import TAKEN, combined
 from ray_lowcomm.engine.totals import Totals, most, round_record
-
-FORMAT = 3  # of manifests, and of the state beside them
-FOLDER, SHARED = "checkpoints", "shared.safetensors"
-
-
-def checkpoint_folder(number: int, stop: int = 0) -> str:
-    """Folder of the checkpoint after round `number`; with `stop` of the so many-th stop after it, before the next."""
-    return f"{FOLDER}/round_{number:06d}" + (f"_stop_{stop:02d}" if stop else "")
 
 
 @dataclass(frozen=True)
@@ -49,10 +42,11 @@ class RunPlan:
 @dataclass(frozen=True)
 class Event:
     """For the host. Kinds: `record` (a round), `start_loss`, `notice` (text), `manifest` (folder, manifest: the
-    checkpoint is whole, write it), `joined` (a replica that waits to begin), `loaded` (what one has said that has
-    loaded a state of the others, of which round it is, and when that was), `left` (one that was asked to leave and is
-    gone), `stopped` (why the fleet itself stops the run), `failed` (text, traceback), `ended` (whether it was the whole
-    run). Where replicas are processes their host adds `output` (replica, lines that it has printed)."""
+    checkpoint is whole, write it), `discarded` (folder: nothing will come of it, delete it), `joined` (a replica that
+    waits to begin), `loaded` (what one has said that has loaded a state of the others, of which round it is, and when
+    that was), `fired` (number of a fault that happens), `left` (one that was asked to leave and is gone), `stopped`
+    (why the fleet itself stops the run), `failed` (text, traceback), `ended` (whether it was the whole run). Where
+    replicas are processes their host adds `output` (replica, lines that it has printed)."""
 
     kind: str
     data: Any = None
@@ -76,21 +70,6 @@ class Position:
         return self.step - self.launched
 
 
-@dataclass
-class Making:
-    """A checkpoint in the making: what is expected of whom, and what has come. `stop` as in `checkpoint_folder`."""
-
-    number: int
-    stop: int
-    expected: set[int]
-    parts: dict[int, m.Saved] = field(default_factory=dict)
-
-    @property
-    def whole(self) -> bool:
-        """Whether all parts are there."""
-        return bool(self.parts) and set(self.parts) == self.expected
-
-
 class Book:
     """Totals, the round record that waits for its validation loss, and checkpoints that wait for their parts."""
 
@@ -102,10 +81,10 @@ class Book:
         self.fired: set[int] = set()
         self.digests: dict[int, str | None] = {}
         self._begun = now
-        self._safe = 0, 0  # inner steps and tokens that the newest checkpoint holds
+        self._counted_to: float | None = None  # second up to which `possible_steps` are counted
         self._moved: dict[int, m.Bytes] = {}
         self._record: tuple[int, dict[str, Any]] | None = None  # (evaluator, record)
-        self._checkpoints: dict[str, Making] = {}  # by folder
+        self.makings = Makings(self.notice, lambda kind, data: self.events.append(Event(kind, data)))
         self._said_twice: set[str] = set()  # names of metrics that loop and evaluation both give
 
     def notice(self, text: str) -> None:
@@ -147,6 +126,7 @@ class Book:
     def commit(self, where: Position, arrivals: list[m.Arrival], votes: list[m.Vote], retries: int) -> dict[str, Any]:
         """Count a committed round; returns its record."""
         self.flush(None)
+        self._keep_totals()
         self.totals.most_members = max(self.totals.most_members, len(arrivals))
         for arrival in arrivals:
             self.data_positions.update(arrival.positions)
@@ -166,6 +146,15 @@ class Book:
             setattr(self.totals, kind, getattr(self.totals, kind) + record[kind])
         self._close_moved()
         return record
+
+    def count_possible(self, now: float, members: Collection[int], paces: Mapping[int, float]) -> None:
+        """Count the inner steps that all of these `members` could have taken since this was last called, at their last
+        `paces`, in seconds a step. Not where replicas share a process: they take turns, and time is virtual."""
+        known = [pace for pace in paces.values() if pace > 0]
+        before, self._counted_to = self._counted_to, now
+        if before is not None and known and self.plan.fleet.transport != "local":
+            mean = sum(known) / len(known)
+            self.totals.possible_steps += sum((now - before) / (paces.get(i) or mean) for i in members)
 
     def _close_moved(self) -> None:
         """Add what the members have moved since the last round to the run's bytes."""
@@ -250,85 +239,52 @@ class Book:
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 
-    def open_checkpoint(self, number: int, members: list[int], stop: int = 0) -> str:
-        """Expect a part of each member; returns the folder."""
-        folder = checkpoint_folder(number, stop)
-        self._checkpoints[folder] = Making(number, stop, set(members))
+    def open_checkpoint(
+        self, where: Position, members: list[int], now: float, stop: int = 0, last: bool = False
+    ) -> str:
+        """Expect a part of each member, of the run as it stands; returns the folder."""
+        folder = checkpoint_folder(where.round, stop)
+        stood: dict[str, Any] = {"round": where.round, "stop": stop, "step": where.step, "launched": where.launched}
+        stood |= {"overlap": where.overlap, "generation": where.generation, "history": where.history}
+        self.makings.begin(Making(where.round, folder, set(members), now, stood, last))
         return folder
 
-    def saved(self, saved: m.Saved) -> bool:
-        """A part is written; True: the checkpoint is whole."""
-        making = self._checkpoints.get(saved.folder)
-        if making is None:
-            return False
-        if saved.problem:
-            del self._checkpoints[saved.folder]
-            self.notice(f"checkpoint of round {saved.round} is given up: replica {saved.member}: {saved.problem}")
-            return False
-        making.parts[saved.member] = saved
-        return making.whole
+    def _keep_totals(self) -> None:
+        """For the manifests of checkpoints whose files are still being written as the next round is committed."""
+        for making in self.makings.all():
+            if "totals" not in making.stood:
+                making.stood |= self._sums()
 
-    def do_without(self, folder: str, member: int) -> bool:
-        """No part of this member will come; True: without it the checkpoint is whole.
+    def _sums(self) -> dict[str, Any]:
+        positions = {str(k): v for k, v in self.data_positions.items()}
+        return {"totals": self.totals.to_json(), "fired": sorted(self.fired), "positions": positions}
 
-        The others' parts are as good without it, unless the shared state was to be in it.
-        """
-        making = self._checkpoints.get(folder)
-        if making is None or member not in making.expected or member in making.parts:
-            return False
-        making.expected.discard(member)
-        return making.whole and any(SHARED in part.files for part in making.parts.values())
-
-    def close_checkpoint(
-        self, folder: str, where: Position, config: dict[str, str] | None, now: float
-    ) -> dict[str, Any]:
+    def close_checkpoint(self, folder: str, config: dict[str, str] | None, now: float) -> dict[str, Any]:
         """The manifest of the checkpoint that has become whole."""
-        making = self._checkpoints.pop(folder)
-        parts = making.parts
-        self._safe = self.totals.inner_steps, self.totals.tokens
-        self.totals.wall_s += now - self._begun
-        self._begun = now
+        making = self.makings.close(folder)
+        parts = dict(sorted(making.parts.items()))
+        if "totals" not in making.stood:  # no round has been committed since
+            for part in parts.values():
+                self.data_positions.update(part.positions)
+        manifest = self._sums() | making.stood
+        manifest["totals"]["wall_s"] = self.totals.wall_s + now - self._begun
         for part in parts.values():
-            self.data_positions.update(part.positions)
-        manifest = {
+            manifest["positions"] |= {str(k): v for k, v in part.positions.items()}
+        manifest |= {
             "format": FORMAT,
-            "round": where.round,
-            "stop": making.stop,
-            "step": where.step,
-            "launched": where.launched,
-            "overlap": where.overlap,
-            "generation": where.generation,
-            "history": where.history,
             "replicas": self.plan.fleet.max_replicas,
-            "members": sorted(parts),
+            "members": list(parts),
             "strategy": self.plan.strategy.name,
             "config": config,
-            "positions": {str(k): v for k, v in sorted(self.data_positions.items())},
-            "unshared": {str(i): [part.steps, part.tokens, part.skipped] for i, part in sorted(parts.items())},
-            "fired": sorted(self.fired),
-            "totals": self.totals.to_json(),
+            "unshared": {str(i): [part.steps, part.tokens, part.skipped] for i, part in parts.items()},
             "files": {name: list(info) for part in parts.values() for name, info in part.files.items()},
         }
         self.events.append(Event("manifest", (folder, manifest)))
         return manifest
 
-    def waits_for_checkpoint(self, number: int) -> bool:
-        """Whether the checkpoint of round `number` was begun and is not whole."""
-        return any(making.number == number for making in self._checkpoints.values())
-
-    def give_up_checkpoints(self, before: int) -> None:
-        """Parts of checkpoints older than round `before` will not come any more."""
-        for folder, making in list(self._checkpoints.items()):
-            if making.number < before:
-                del self._checkpoints[folder]
-                number = making.number
-                text = f"checkpoint of round {number} was not complete in time: the one before it stays the newest"
-                self.notice(text)
-
     def take_manifest(self, manifest: dict[str, Any]) -> Position:
         """Go on from a manifest, in a new process."""
         self.totals = Totals.from_json(manifest["totals"])
-        self._safe = self.totals.inner_steps, self.totals.tokens
         return self._stand_at(manifest)
 
     def count_missing(self, manifest: dict[str, Any], present: Collection[int], dealt: Collection[int]) -> None:
@@ -357,10 +313,11 @@ class Book:
         With `other_data` the samples since then stay used: they have led to where nobody can go on.
         """
         self.flush(None)
-        self.totals.lost_inner_steps += self.totals.inner_steps - self._safe[0]
-        self.totals.inner_steps, self.totals.tokens = self._safe
+        safe = manifest["totals"] if manifest is not None else {"inner_steps": 0, "tokens": 0}
+        self.totals.lost_inner_steps += self.totals.inner_steps - safe["inner_steps"]
+        self.totals.inner_steps, self.totals.tokens = safe["inner_steps"], safe["tokens"]
         self._close_moved()
-        self._checkpoints = {}
+        self.makings.forget()
         used = self.data_positions if other_data else {}
         where = self._stand_at(manifest) if manifest is not None else Position()
         self.data_positions = {**(self.data_positions if manifest is not None else {}), **used}

@@ -8,6 +8,7 @@ run that was stopped in the middle of the round after.
 import errno
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +18,9 @@ from torch import Tensor
 from ray_lowcomm.core import tensor_file
 from ray_lowcomm.core.errors import CheckpointError
 from ray_lowcomm.core.wording import option
-from ray_lowcomm.engine.book import FOLDER as FOLDER
-from ray_lowcomm.engine.book import SHARED as SHARED
 from ray_lowcomm.engine.book import RunPlan
+from ray_lowcomm.engine.making import FOLDER as FOLDER
+from ray_lowcomm.engine.making import SHARED as SHARED
 from ray_lowcomm.engine.manifest import MANIFEST as MANIFEST
 from ray_lowcomm.engine.manifest import local_name as local_name
 from ray_lowcomm.engine.manifest import read_manifest, store_manifest
@@ -106,6 +107,13 @@ def write_manifest(storage: Storage, folder: str, manifest: Mapping[str, Any], k
     for name in older:
         if name not in kept:
             storage.delete(f"{FOLDER}/{name}")
+
+
+def discard(storage: Storage, folder: str) -> None:
+    """Delete what there is of a checkpoint that came to nothing; what cannot be deleted is cleared away later."""
+    with suppress(OSError):
+        if storage.exists(folder):
+            storage.delete(folder)
 
 
 def whole_checkpoints(storage: Storage) -> list[str]:

@@ -54,6 +54,7 @@ class RoundEnd:
 def give_duties(fleet: FleetState, alive: list[Member], record: dict[str, Any]) -> None:
     """Answer the members of a round that is committed, and find a donor for those that wait to join."""
     last = fleet.steps_to_next() == 0
+    fleet.book.count_possible(fleet.now, fleet.dealt, fleet.seconds_per_step)
     stay, joiners = _who_goes_on(fleet, alive, last)
     keep = absence.keep(fleet, stay)
     if not last:
@@ -99,8 +100,11 @@ def _round_end(fleet: FleetState, alive: list[Member], stay: list[Member], joine
     number, nominal = fleet.round, fleet.steps_to_next()
     last = nominal == 0
     # where nobody stays the next ones can only begin from a checkpoint
-    save = last or not stay or bool(fleet.owed.to) or (every > 0 and number % every == 0)
-    fleet.owed.to.clear()
+    save, makings = last or not stay, fleet.book.makings
+    if not save and (makings.owed or fleet.owed.to or (every > 0 and number % every == 0)):
+        save = makings.may_begin(number, fleet.now, fleet.plan.fleet.hang_s)
+    if save:
+        fleet.owed.to.clear()
     halt = fleet.halt.reason if fleet.halt.saves else ""
     seconds = {x.index: fleet.seconds_per_step.get(x.index, 0.0) for x in stay}
     before = fleet.dealt
@@ -114,7 +118,7 @@ def _round_end(fleet: FleetState, alive: list[Member], stay: list[Member], joine
         first=min(x.index for x in stay or alive),
         last=last,
         evaluate=run.eval_every > 0 and (last or (number % run.eval_every == 0 and not halt)),
-        folder=fleet.book.open_checkpoint(number, [x.index for x in alive]) if save else None,
+        folder=_begin_checkpoint(fleet, alive, last) if save else None,
         joiners=tuple(x.index for x in joiners),
         dealt=fleet.dealt if anew else (),
         positions=dict(fleet.book.data_positions) if anew else {},
@@ -122,3 +126,7 @@ def _round_end(fleet: FleetState, alive: list[Member], stay: list[Member], joine
         keep=False,
         wanted=offers.wanted(fleet),
     )
+
+
+def _begin_checkpoint(fleet: FleetState, alive: list[Member], last: bool) -> str:
+    return fleet.book.open_checkpoint(fleet.where, [x.index for x in alive], fleet.now, last=last or fleet.halt.saves)

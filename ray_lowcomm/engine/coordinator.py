@@ -16,7 +16,6 @@ from ray_lowcomm.engine import absence, admission, deadlines, departures, exchan
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.fleet_state import FleetState, new_fleet
-from ray_lowcomm.engine.membership import PRESENT
 
 
 class Coordinator:
@@ -36,7 +35,8 @@ class Coordinator:
         """A member has died or hangs; ignored unless this incarnation is the current one."""
         self.fleet.now = now
         member = self.members.get(index)
-        if member is not None and member.incarnation == incarnation and member.state in PRESENT:
+        if member is not None and member.incarnation == incarnation:
+            self.book.makings.lost(index)
             losses.give_up(self.fleet, index, why)
             self._settle()
 
@@ -86,6 +86,13 @@ class Coordinator:
     def fail(self, text: str) -> None:
         """End the run with an error; everyone is told at its next request."""
         self.fleet.fail(text)
+
+    def manifest_written(self, folder: str, problem: str = "") -> None:
+        """The host has written the manifest of a checkpoint, or there was a `problem`."""
+        if problem:
+            self.fleet.manifest_failed(folder, problem)
+        else:
+            self.book.makings.written(folder)
 
     def exchange_is_on(self, generation: int, waits_for: tuple[int, int] | None = None) -> bool:
         """Whether members of this generation should go on waiting for each other. `waits_for`: a member of it, and the
@@ -149,13 +156,14 @@ def _evaluated(fleet: FleetState, done: m.Evaluated) -> None:
 
 def _saved(fleet: FleetState, saved: m.Saved) -> None:
     fleet.note(saved)
-    if fleet.book.saved(saved) and saved.round == fleet.round:
+    if fleet.book.makings.saved(saved):
         fleet.close_checkpoint(saved.folder)
 
 
 def _fired(fleet: FleetState, fired: m.Fired) -> None:
     fleet.note(fired)
     fleet.book.fired.add(fired.fault)
+    fleet.event("fired", fired.fault)
     fleet.notice(f"fault {fired.fault} of the schedule: {fired.what or 'happens'} at replica {fired.member}")
 
 

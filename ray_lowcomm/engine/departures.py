@@ -84,14 +84,16 @@ def end_if_all_out(fleet: FleetState) -> None:
     """The run is over once nobody has a part in it any more."""
     if not fleet.finishing or fleet.ended or fleet.failure or fleet.in_state(*LIVE, MemberState.LEAVING):
         return
+    if fleet.book.makings.waits(fleet.now, fleet.plan.fleet.hang_s):  # who was told to stop still writes
+        return
     fleet.book.flush(None)
     for member in fleet.in_state(MemberState.JOINING):
         fleet.dismiss(member, "the run has ended")
     for member in fleet.in_state(MemberState.ABSENT):  # one that is heard of later has had its time
         halt.leave_out(fleet, member)
     if fleet.halt.folder:  # what is not whole now never will be
-        fleet.book.give_up_checkpoints(before=fleet.round + 1)
-    if fleet.book.waits_for_checkpoint(fleet.round):
+        fleet.book.makings.give_up(before=fleet.round + 1)
+    if fleet.book.makings.is_open(fleet.round):
         # the model is exported before the last checkpoint's parts are written
         again = option("run.resume")
         fleet.fail(f"a replica died before the final model and checkpoint were whole: go on with {again}")

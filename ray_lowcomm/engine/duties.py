@@ -2,22 +2,41 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ray_lowcomm import strategies
 from ray_lowcomm.core.errors import CheckpointError, LowCommError
 from ray_lowcomm.core.names import model_state
+from ray_lowcomm.core.wording import option
 from ray_lowcomm.engine import checkpoint, reported
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.loop_parts import LoopParts
 from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.engine.state import ReplicaState, SharedParameters
-from ray_lowcomm.engine.storage import Storage
-from ray_lowcomm.engine.transport import Channel, Transport
+from ray_lowcomm.engine.storage import Storage, persistent
+from ray_lowcomm.engine.transport import Channel, Pending, Transport
 from ray_lowcomm.engine.work import Work
+from ray_lowcomm.strategies.contract import State
+
+SPACE_WAIT_S = 60.0  # for a disk that is full at the end of a run
+
+
+@dataclass(frozen=True)
+class Save:
+    """A checkpoint to write to `folder`: `between` two rounds or after `round`. The `last` one is waited for, where the
+    disk is full for `wait_s`."""
+
+    round: int
+    folder: str
+    write_shared: bool
+    last: bool
+    wait_s: float = 0.0
+    between: bool = False
 
 
 class Duties:
@@ -32,6 +51,7 @@ class Duties:
         averaged = strategies.algorithm(spec.strategy.name).averages_moments
         self._moments = averaged or spec.fleet.joiner_moments == "donor"
         self._told = False
+        self._writing: Pending[None] | None = None
 
     def do(self, commit: m.Commit, positions: dict[int, int], parts: LoopParts) -> None:
         """All that a commit asks of this member, at data `positions`."""
@@ -42,7 +62,9 @@ class Duties:
         if commit.export is not None:
             self.export(commit.export, parts.export)
         if commit.checkpoint is not None:
-            self.save(commit.round, commit.checkpoint, commit.write_shared, positions)
+            last = commit.inner_steps == 0
+            wait_s = SPACE_WAIT_S if last and not commit.leave else 0.0
+            self.save(Save(commit.round, commit.checkpoint, commit.write_shared, last, wait_s), positions)
 
     def serve(self, number: int, own: bool) -> None:
         """Offer the state at the end of round `number` to joiners: one stamp, taken while nothing is being trained.
@@ -83,28 +105,55 @@ class Duties:
             self._channel.request(m.Said(self._member, said))
             raise
 
-    def save(
-        self, number: int, folder: str, write_shared: bool, positions: dict[int, int], between: bool = False
-    ) -> None:
-        """Write this member's files of a checkpoint. A failure gives up this checkpoint, not the run.
+    def save(self, save: Save, positions: dict[int, int]) -> None:
+        """Have this member's files of a checkpoint written, of a copy, beside what it goes on with; `positions` are its
+        data positions. A failure gives up this checkpoint, not the run. The last one needs no copy."""
+        if save.last:
+            self.finish()
+        self.settle()
+        state, problem = self._state, ""
+        if self._writing is not None:
+            problem = "its part of the checkpoint before is still being written"
+        elif state.strategy.replicated and not state.finite:
+            problem = "parameters are not all finite: nobody could go on from them"
+        files = {checkpoint.SHARED: _taken(state.shared(), save)} if save.write_shared and not problem else {}
+        if not problem:
+            files[checkpoint.local_name(self._member)] = _taken(state.local(save.between), save)
+        done = self._work.steps, self._work.tokens, self._work.skipped
+        saved = m.Saved(self._member, save.round, {}, problem, positions, save.folder, *done)
+        if problem:
+            self._channel.request(saved)
+            return
+        self._writing = self._transport.beside(lambda: self._write(files, saved, save.wait_s))
+        if save.last:
+            self.finish()
 
-        `positions` are its data positions; `between`: two rounds.
-        """
-        files: dict[str, tuple[int, str]] = {}
-        problem = ""
+    def _write(self, files: dict[str, State], saved: m.Saved, wait_s: float) -> None:
+        written: dict[str, tuple[int, str]] = {}
+        problem, storage = "", Storage(self._directory)
         try:
-            storage = Storage(self._directory)
-            if self._state.strategy.replicated and not self._state.finite:
-                raise CheckpointError("parameters are not all finite: nobody could go on from them")
-            if write_shared:
-                path = f"{folder}/{checkpoint.SHARED}"
-                files[checkpoint.SHARED] = checkpoint.save_tensors(storage, path, self._state.shared())
-            name = checkpoint.local_name(self._member)
-            files[name] = checkpoint.save_tensors(storage, f"{folder}/{name}", self._state.local(between))
+            for name in list(files):
+                path = f"{saved.folder}/{name}"
+                one = partial(checkpoint.save_tensors, storage, path, files[name])
+                written[name] = persistent(one, wait_s, partial(self._waits, "the last checkpoint"))
+                del files[name]
         except (OSError, LowCommError) as error:
             problem = f"{type(error).__name__}: {error}"
-        done = self._work.steps, self._work.tokens, self._work.skipped
-        self._channel.request(m.Saved(self._member, number, files, problem, positions, folder, *done))
+        self._channel.request(replace(saved, files=written, problem=problem))
+
+    def _waits(self, what: str, why: str) -> None:
+        self._channel.request(m.Said(self._member, f"{what} cannot be written: {why}"))
+
+    def settle(self) -> None:
+        """Notice that what is written beside has been written."""
+        if self._writing is not None and self._writing.done():
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for it."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def restore(self, folder: str, manifest: Mapping[str, Any], members: tuple[int, ...]) -> None:
         """Load this member's state from a checkpoint folder (a whole path or URI); `members` begin with it."""
@@ -120,7 +169,20 @@ class Duties:
     def export(self, folder: str, write: Callable[[nn.Module, str], None] | None) -> None:
         """Write the final model: `model.safetensors` with the shared parameters, or whatever `write` makes of it."""
         with SharedParameters(self._state) as model:
-            if write is not None:
-                write(model, f"{self._directory}/{folder}")
-            else:
-                checkpoint.save_tensors(Storage(self._directory), f"{folder}/model.safetensors", model_state(model))
+
+            def work() -> None:
+                if write is not None:
+                    write(model, f"{self._directory}/{folder}")
+                else:
+                    checkpoint.save_tensors(Storage(self._directory), f"{folder}/model.safetensors", model_state(model))
+
+            try:
+                persistent(work, SPACE_WAIT_S, partial(self._waits, "the final model"))
+            except OSError as error:
+                mend = f"mend that and go on with {option('run.resume')}"
+                raise CheckpointError(f"the final model cannot be written: {error}; {mend}") from error
+
+
+def _taken(state: Mapping[str, Tensor], save: Save) -> State:
+    """As it is now, on the CPU: in memory of its own where the replica goes on meanwhile."""
+    return {name: value.detach().to("cpu", copy=not save.last) for name, value in state.items()}

@@ -37,6 +37,7 @@ def close_if_complete(fleet: FleetState) -> None:
         same = "what loads weights must do so on all"
         fleet.fail(f"before round {fleet.round + 1} replicas hold different shared state: {digests} ({same})")
         return
+    fleet.book.totals.replicas_different += len(wrong)
     for index in wrong:
         fleet.notice(f"replica {index} holds other shared state than the majority: it is reset")
         fleet.members[index].state = MemberState.OUT
@@ -135,7 +136,6 @@ def _commit(fleet: FleetState, exchange: Exchange, alive: list[Member], votes: l
     record = fleet.book.commit(where, arrivals, votes, fleet.retries)
     if len(arrivals) > 1:
         fleet.book.totals.dense_bytes += fleet.agreement.dense_bytes(ops)
-    fleet.book.give_up_checkpoints(before=where.round)
     farther = where.round > fleet.farthest  # a round that is only repeated shows no progress
     for arrival in arrivals:
         if farther:

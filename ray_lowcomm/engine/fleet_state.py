@@ -7,6 +7,7 @@ from typing import Any
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.agreement import Agreement
 from ray_lowcomm.engine.book import Book, Event, Position, RunPlan
+from ray_lowcomm.engine.making import Making
 from ray_lowcomm.engine.membership import Exchange, Member, MemberState
 from ray_lowcomm.engine.overlap import ROUNDS, Measured, next_overlap
 
@@ -130,6 +131,7 @@ class FleetState:
     finishing: bool = False
     ended: bool = False
     failure: str | None = None
+    before: RunPlan | None = None  # as it was before the newest checkpoint
     whole: bool = True  # every train function has gone on to the end so far
 
     @property
@@ -208,8 +210,16 @@ class FleetState:
 
     def close_checkpoint(self, folder: str) -> None:
         """All parts are there."""
-        manifest = self.book.close_checkpoint(folder, self.where, self.agreement.settings, self.now)
+        manifest = self.book.close_checkpoint(folder, self.agreement.settings, self.now)
+        self.before = self.plan
         self.plan = replace(self.plan, restore=f"{self.plan.directory}/{folder}", restored=manifest)
+
+    def manifest_failed(self, folder: str, problem: str) -> None:
+        """The host could not write the manifest of a checkpoint: it is none, and the one before stays the newest."""
+        if self.before is not None and self.plan.restore == f"{self.plan.directory}/{folder}":
+            number = (self.plan.restored or {}).get("round", self.round)
+            self.plan, self.before = self.before, None
+            self.book.makings.failed(Making(number, folder, set(), self.now, {}, self.finishing), problem)
 
 
 def new_fleet(plan: RunPlan, now: float) -> FleetState:

@@ -74,7 +74,7 @@ def instead_of_retry(fleet: FleetState, alive: list[Member]) -> bool:
 
 def do_without(fleet: FleetState, member: Member) -> None:
     """This member writes nothing any more."""
-    if fleet.halt.folder and fleet.book.do_without(fleet.halt.folder, member.index):
+    if fleet.halt.folder and fleet.book.makings.do_without(fleet.halt.folder, member.index):
         fleet.close_checkpoint(fleet.halt.folder)
 
 
@@ -84,4 +84,4 @@ def _open(fleet: FleetState) -> None:
         before = fleet.plan.restored or {}
         stop = 1 + (before.get("stop", 0) if before.get("round") == fleet.round else 0)
         fleet.halt.writes_shared = min(members)
-        fleet.halt.folder = fleet.book.open_checkpoint(fleet.round, members, stop)
+        fleet.halt.folder = fleet.book.open_checkpoint(fleet.where, members, fleet.now, stop, last=True)

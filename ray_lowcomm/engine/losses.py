@@ -57,6 +57,7 @@ def stop_waiting(fleet: FleetState, member: Member) -> None:
         fleet.group = ()  # should it come back in time, its process knows nothing of that group
     fleet.book.flush(None, evaluator=member.index)
     halt.do_without(fleet, member)
+    fleet.book.makings.lost(member.index)
     if not fleet.in_state(MemberState.ARRIVED):
         fleet.waits.closed()
     if not fleet.in_state(*LIVE):

@@ -11,7 +11,7 @@ import xxhash
 
 from ray_lowcomm.core.errors import CheckpointError
 from ray_lowcomm.core.wording import option
-from ray_lowcomm.engine.book import FORMAT, SHARED
+from ray_lowcomm.engine.making import FORMAT, SHARED
 from ray_lowcomm.engine.storage import Storage
 
 MANIFEST, CHECKSUM = "manifest.json", "checksum"

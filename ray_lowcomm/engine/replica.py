@@ -16,7 +16,7 @@ from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine import reported
 from ray_lowcomm.engine.buffers import BufferSync
 from ray_lowcomm.engine.catching_up import Behind
-from ray_lowcomm.engine.duties import Duties
+from ray_lowcomm.engine.duties import Duties, Save
 from ray_lowcomm.engine.entry import Entry, Standing
 from ray_lowcomm.engine.faults import FaultInjector
 from ray_lowcomm.engine.inner_step import InnerStep
@@ -157,6 +157,7 @@ class Replica:
         if self._to_save is not None:
             stop, self._to_save = self._to_save, None
             self._save_between(stop)
+        self._duties.settle()
         while self._due is not None or self._launch_due:  # the last launch has duties of its own at once
             if self._due is not None:
                 began, (commit, positions), self._due = time.perf_counter(), self._due, None
@@ -189,7 +190,7 @@ class Replica:
 
     def _save_between(self, stop: m.Stop) -> None:
         if stop.checkpoint is not None:
-            self._duties.save(self.rounds, stop.checkpoint, stop.write_shared, self._stands, between=True)
+            self._duties.save(Save(self.rounds, stop.checkpoint, stop.write_shared, True, between=True), self._stands)
 
     def load_weights(self, state: Mapping[str, Tensor]) -> bool:
         """Start from these weights and buffers, a state_dict of the model: all replicas alike, before the first step.
@@ -246,6 +247,7 @@ class Replica:
         while self._flight is not None:
             self._land()
             self.settle()
+        self._duties.finish()
         return m.Finished(self._host.member, self.digest, self.step_number, self._work.steps, self._work.skipped)
 
     # ---- steps ----------------------------------------------------------------------------------------------------
@@ -294,8 +296,6 @@ class Replica:
         """The strategy's ops at `step`, and with them those of the buffers."""
         ops = self._schedule.ops(step, self._stand.overlap)
         return ops + self._state.buffers.ops(step, ops[0].apply, ops[0].point)
-
-    # ---- rounds ---------------------------------------------------------------------------------------------------
 
     def _launch(self, step: int, positions: dict[int, int]) -> bool:
         """Begin the round that is launched at `step`, at these data positions, and end it, too, if it is applied there;
@@ -375,8 +375,6 @@ class Replica:
 
     def _positions(self) -> dict[int, int]:
         return dict(self._parts.data.positions) if self._parts.data is not None else {}
-
-    # ---- coming and going -----------------------------------------------------------------------------------------
 
     def _enter(self, reason: str, shared: bool = True) -> None:
         """Join the fleet and take over its state; the work done since the last commit is given up and counted."""

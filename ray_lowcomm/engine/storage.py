@@ -1,11 +1,30 @@
 """A run's folder on any file system that pyarrow knows: whole files in, whole files out."""
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ray_lowcomm.core.errors import CheckpointError
+
+PAUSE_S = 1.0
+Result = TypeVar("Result")
+
+
+def persistent(work: Callable[[], Result], wait_s: float, say: Callable[[str], None]) -> Result:
+    """What `work` returns, tried again for `wait_s` while the disk is full or the store is away: that is said once."""
+    deadline, said = time.monotonic() + wait_s, False
+    while True:
+        try:
+            return work()
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise
+            if not said:
+                said = True
+                say(f"{type(error).__name__}: {error}; tried again for {wait_s:.0f} s")
+            time.sleep(PAUSE_S)
 
 
 class Storage:

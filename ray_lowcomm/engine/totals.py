@@ -22,11 +22,14 @@ class Totals:
     counts numbers of an owners' residual (`strategy.combine: sharded`) that were gone with who held them,
     `lost_residual_norm` is the L2 norm of what replicas that were lost held back of earlier rounds. `rejected` is by
     replica: rejected rounds (something was not finite), and how many in a row; `skipped_steps` are inner steps not
-    taken for that reason. `caught_up_rounds` are those that replicas had missed and followed later. `metrics` are the
+    taken for that reason. `replicas_different` counts those that were reset since their shared state was not that of
+    the majority. `possible_steps` are the inner steps that all members could have taken in the time of all rounds.
+    `caught_up_rounds` are those that replicas had missed and followed later. `metrics` are the
     last values of the user's own.
     """
 
     inner_steps: int = 0
+    possible_steps: float = 0.0
     tokens: int = 0
     dense_bytes: int = 0
     bytes_up: int = 0
@@ -45,6 +48,7 @@ class Totals:
     most_members: int = 0
     replicas_joined: int = 0
     replicas_left: int = 0
+    replicas_different: int = 0
     rounds_retried: int = 0
     nonfinite_rejected: int = 0
     rejected: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -119,9 +123,11 @@ class Totals:
             "blocked_s": round(self.blocked_s, 3),
             "wall_s": round(self.wall_s, 3),
             "utilisation": round(self.compute_s / all_s, 4) if all_s else None,
+            "goodput": round(self.inner_steps / self.possible_steps, 4) if self.possible_steps else None,
             "members_lost": self.members_lost,
             "replicas_joined": self.replicas_joined,
             "replicas_left": self.replicas_left,
+            "replicas_different": self.replicas_different,
             "rounds_retried": self.rounds_retried,
             "nonfinite_rejected": self.nonfinite_rejected,
             "rejected_replicas": {i: r for i, r in sorted(self.rejected.items()) if r["most_in_a_row"] > 1},

@@ -234,6 +234,8 @@ class Driver:
         for event in events:
             if event.kind == "manifest":
                 self._writing = self._spawn(self._write_manifest(event, len(self._events), self._writing))
+            elif event.kind == "discarded":
+                self._writing = self._spawn(self._discard(event.data, self._writing))
             elif event.kind == "ended":
                 self._spawn(self._end(event, self._writing))
             else:
@@ -252,12 +254,19 @@ class Driver:
         folder, manifest = event.data
         if not await self._is_handled(after):
             return
-        keep = self._plan.checkpoint.keep
+        keep, problem = self._plan.checkpoint.keep, ""
         try:
             storage = Storage(self._plan.directory)
             await asyncio.to_thread(checkpoint.write_manifest, storage, folder, manifest, keep)
         except Exception as error:
-            self._emit(Event("notice", f"checkpoint {folder} could not be completed: {error}"))
+            problem = f"{type(error).__name__}: {error}"
+        self._coordinator.manifest_written(folder, problem)
+        self._drain()
+
+    async def _discard(self, folder: str, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before
+        await asyncio.to_thread(checkpoint.discard, Storage(self._plan.directory), folder)
 
     async def _is_handled(self, number: int) -> bool:
         """Wait until the trainer has dealt with so many events; False: it is gone.

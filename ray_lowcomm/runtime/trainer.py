@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -20,10 +20,12 @@ from ray_lowcomm.core.settings import (
 )
 from ray_lowcomm.core.wording import Reader, option, reworded, worded
 from ray_lowcomm.engine.book import Event, RunPlan
-from ray_lowcomm.engine.checkpoint import resumed
+from ray_lowcomm.engine.checkpoint import discard, resumed, write_manifest
 from ray_lowcomm.engine.member import TrainLoop, describe
 from ray_lowcomm.engine.run_spec import RunSpec
+from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.runtime.arguments import judged
+from ray_lowcomm.runtime.fired import FiredFaults
 from ray_lowcomm.runtime.run_folder import RunFolder
 from ray_lowcomm.runtime.stopping import signals_interrupt, stop_in_order
 
@@ -148,13 +150,14 @@ class LowCommTrainer:
             if over is not None:
                 recorder.on_notice(f"{folder.path} is complete: there is nothing to go on with up to step {self.steps}")
                 return Result(over, folder.path)
-            plan = self._plan(folder)
+            fired = FiredFaults(folder.path, self.options.faults, folder.newest is not None)
+            plan = fired.told(self._plan(folder))
             recorder.on_start(self._info(folder))
             if folder.said:
                 recorder.on_notice(self._worded(folder.said))
             for remark in self._remarks:
                 recorder.on_notice(remark)
-            listener = _Listener(recorder, self.options, plan)
+            listener = _Listener(recorder, self.options, plan, fired)
             try:
                 self._run(listener, plan, closing)
             except BaseException as error:
@@ -221,7 +224,7 @@ class LowCommTrainer:
             fleet.run(self.train_loop)
         finally:
             self._stop_fleet = None
-            listener.summary = fleet.summary
+            listener.summary = fleet.summary or listener.last_known()
 
     def _on_local_event(self, listener: "_Listener", local: Any, event: Event) -> None:
         if self._stopping:
@@ -229,6 +232,21 @@ class LowCommTrainer:
         if event.kind == "record":
             listener.on_event(Event("totals", local.coordinator.book.totals.summary()))
         listener.on_event(event)
+        if event.kind == "manifest":
+            self._write_manifest(local, event.data[0], event.data[1], listener.wall_s())
+        elif event.kind == "discarded":
+            discard(Storage(local.coordinator.fleet.plan.directory), event.data)
+
+    def _write_manifest(self, local: Any, folder: str, manifest: dict[str, Any], wall_s: float) -> None:
+        """As the driver does on Ray."""
+        problem = ""
+        try:
+            manifest = manifest | {"totals": manifest["totals"] | {"wall_s": wall_s}}
+            storage = Storage(local.coordinator.fleet.plan.directory)
+            write_manifest(storage, folder, manifest, self.checkpoint.keep)
+        except OSError as error:
+            problem = f"{type(error).__name__}: {error}"
+        local.coordinator.manifest_written(folder, problem)
 
     def _recorder(self, folder: RunFolder) -> Recorder:
         start = folder.newest.manifest["round"] if folder.newest else 0
@@ -311,9 +329,10 @@ class _Stopped(BaseException):
 class _Listener:
     """Passes the coordinator's events on to the recorder, and keeps how the run failed."""
 
-    def __init__(self, recorder: Recorder, options: TrainerOptions, plan: RunPlan) -> None:
+    def __init__(self, recorder: Recorder, options: TrainerOptions, plan: RunPlan, fired: FiredFaults) -> None:
+        self._fired, self._known = fired, dict[str, Any]()
         self._recorder, self._watch, self._reader = recorder, options.on_event, options.reader
-        self._directory, self._keep = plan.directory, plan.checkpoint.keep
+        self._directory = plan.directory
         before: float = plan.restored["totals"]["wall_s"] if plan.restored else 0.0
         self._began = time.monotonic() - before
         self.shown = recorder if isinstance(recorder, ShowsOutput) else None
@@ -325,6 +344,10 @@ class _Listener:
         """Seconds that the run has taken, those before a resume included."""
         return round(time.monotonic() - self._began, 3)
 
+    def last_known(self) -> dict[str, Any]:
+        """What a summary can say without the driver."""
+        return self._known | {"wall_s": self.wall_s()} if self._known else {}
+
     def on_event(self, event: Event) -> None:
         self._record(event)
         if self._watch is not None:
@@ -332,15 +355,19 @@ class _Listener:
 
     def _record(self, event: Event) -> None:
         if event.kind == "record":
+            self._known |= {"rounds": event.data["round"]}
+            self._fired.write()
             self._recorder.on_round(event.data)
+        elif event.kind == "totals":
+            self._known |= event.data
+        elif event.kind == "fired":
+            self._fired.add(event.data)
         elif event.kind == "notice":
             self._recorder.on_notice(worded(event.data, self._reader))
         elif event.kind == "output" and self.shown is not None:
             self.shown.on_output(*event.data)
         elif event.kind == "start_loss" and event.data is not None:
             self._recorder.on_notice(f"validation loss before training: {event.data:.4f}")
-        elif event.kind == "manifest":
-            self._write_manifest(*event.data)
         elif event.kind == "stopped":
             self.stopping = event.data
         elif event.kind == "ended":
@@ -349,16 +376,9 @@ class _Listener:
             self.failure, traceback = worded(event.data[0], self._reader), event.data[1]
             if traceback and "://" not in self._directory:
                 path = Path(self._directory, "error.txt")
-                path.write_text(traceback)
-                self.hint = f" (traceback in {path})"
-
-    def _write_manifest(self, folder: str, manifest: dict[str, Any]) -> None:
-        """Only with the local transport: on Ray the driver writes it."""
-        from ray_lowcomm.engine.checkpoint import write_manifest
-        from ray_lowcomm.engine.storage import Storage
-
-        manifest = manifest | {"totals": manifest["totals"] | {"wall_s": self.wall_s()}}
-        write_manifest(Storage(self._directory), folder, manifest, self._keep)
+                with suppress(OSError):
+                    path.write_text(traceback)
+                    self.hint = f" (traceback in {path})"
 
 
 __all__ = ["LowCommTrainer", "Recorder", "Result", "TrainerOptions"]

@@ -3,8 +3,10 @@
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from ray_lowcomm.core.errors import FleetError, SettingError
 from ray_lowcomm.core.wording import option
 
 _REWRITE_EVERY = 50
+_PAUSE_S = 0.5
 
 
 class RunFiles:
@@ -24,23 +27,27 @@ class RunFiles:
     the file starts anew. Locally each line is in the file at once. An object store cannot append: there the whole file
     is written again every 50 rounds and at the end, and a killed job loses at most those lines.
 
+    What a disk that is full or a store that is away does not take is kept, said once with `say`, and tried again with
+    each round.
+
     Raises `SettingError` for a URI that no file system answers to.
     """
 
-    def __init__(self, run_dir: str, resumed_round: int = 0) -> None:
+    def __init__(self, run_dir: str, resumed_round: int = 0, say: Callable[[str], None] = lambda text: None) -> None:
         self._files, self._base = _file_system(run_dir)
-        self._local = _is_local(self._files)
+        self._local, self._say = _is_local(self._files), say
         self._files.create_dir(self._base, recursive=True)
-        self._last = resumed_round
-        self._lines = self._kept(resumed_round)
-        self._write("rounds.jsonl", "".join(self._lines))
-        self._unwritten = 0
-        if self._local:
-            self._lines.clear()
+        self._last, self._end = resumed_round, 0  # bytes of rounds.jsonl that are whole lines
+        self._lines = self._kept(resumed_round)  # locally those that are not in the file yet
+        self._anew, self._unwritten, self._failing = True, 0, False
+        self._small: dict[str, str] = {}  # files that are to be written
+        with _said_of(f"{self._base}/rounds.jsonl"):
+            self._write_rounds()
 
     def config(self, text: str) -> None:
         """Writes ``config.yaml``."""
-        self._write("config.yaml", text)
+        self._small["config.yaml"] = text
+        self._attempt()
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Adds one line to ``rounds.jsonl``; a number that is not finite becomes null.
@@ -50,34 +57,77 @@ class RunFiles:
         if record["round"] <= self._last:
             self._go_back(record["round"] - 1)
         self._last = record["round"]
-        line = json.dumps(plain(record), allow_nan=False) + "\n"
-        if self._local:
-            path = Path(self._base, "rounds.jsonl")
-            with _said_of(path), path.open("a", encoding="utf-8") as stream:
-                stream.write(line)
-            return
-        self._lines.append(line)
+        self._lines.append(json.dumps(plain(record), allow_nan=False) + "\n")
         self._unwritten += 1
-        if self._unwritten >= _REWRITE_EVERY:
-            self._rewrite()
+        if self._local or self._unwritten >= _REWRITE_EVERY:
+            self._attempt()
 
-    def summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes ``summary.json``, whole or not at all; may be called again with more in it."""
-        self._write("summary.json", json.dumps(plain(summary), indent=2, allow_nan=False) + "\n")
+    def summary(self, summary: Mapping[str, Any], wait_s: float = 0.0) -> None:
+        """Writes ``summary.json``, whole or not at all, and all that is not written yet; may be called again with more
+        in it. Waits at most `wait_s` for a disk that is full: then FleetError."""
+        self._small["summary.json"] = json.dumps(plain(summary), indent=2, allow_nan=False) + "\n"
+        deadline = time.monotonic() + wait_s
+        while (error := self._attempt(f"; it is tried again for {wait_s:.0f} s" if wait_s else "")) is not None:
+            if time.monotonic() >= deadline:
+                with _said_of(self._base):
+                    raise error
+            time.sleep(_PAUSE_S)
 
     def close(self) -> None:
         """Writes what is not written yet. May be called twice."""
-        if self._unwritten:
-            self._rewrite()
+        self._attempt()
 
-    def _rewrite(self) -> None:
-        self._write("rounds.jsonl", "".join(self._lines))
-        self._unwritten = 0
+    def _attempt(self, then: str = "; training goes on, and it is tried again with each round") -> OSError | None:
+        """Write what is not written yet; returns why something could not be."""
+        problems: list[OSError] = []
+        work_left: list[Callable[[], None]] = [self._write_rounds]
+        work_left += [partial(self._write_small, name) for name in self._small]
+        for work in work_left:
+            try:
+                work()
+            except OSError as error:
+                problems.append(error)
+        if bool(problems) != self._failing:
+            self._failing = bool(problems)
+            wrong = f"cannot be written: {_reason(problems[0])}{then}" if problems else "is written again, and complete"
+            self._say(f"{self._base} {wrong}")
+        return problems[0] if problems else None
+
+    def _write_rounds(self) -> None:
+        if not self._unwritten and not self._anew:
+            return
+        if self._anew or not self._local:
+            text = "".join(self._lines)
+            self._write("rounds.jsonl", text)
+            self._end = len(text.encode())
+        else:
+            self._append("".join(self._lines).encode())
+        self._anew, self._unwritten = False, 0
+        if self._local:
+            self._lines.clear()
+
+    def _append(self, data: bytes) -> None:
+        """All of it or nothing: who reads meanwhile, or goes on later, finds whole lines."""
+        with open(os.open(f"{self._base}/rounds.jsonl", os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0) as stream:
+            self._end = min(self._end, stream.seek(0, os.SEEK_END))
+            stream.seek(self._end)
+            left = memoryview(data)
+            try:
+                while len(left):
+                    left = left[stream.write(left) :]
+            except OSError:
+                stream.truncate(self._end)
+                raise
+        self._end += len(data)
+
+    def _write_small(self, name: str) -> None:
+        self._write(name, self._small[name])
+        del self._small[name]
 
     def _go_back(self, last: int) -> None:
-        kept = self._kept(last) if self._local else [line for line in self._lines if _round_of(line) <= last]
-        self._write("rounds.jsonl", "".join(kept))
-        self._lines = [] if self._local else kept
+        before = self._kept(last) if self._local and not self._anew else []
+        self._lines = before + [line for line in self._lines if _round_of(line) <= last]
+        self._anew, self._unwritten = True, 0
 
     def _kept(self, resumed_round: int) -> list[str]:
         path = f"{self._base}/rounds.jsonl"
@@ -91,11 +141,15 @@ class RunFiles:
         path = f"{self._base}/{name}"
         # An object store shows a file only when it is whole; a folder needs the detour.
         there = f"{path}.{os.getpid()}.part" if self._local else path
-        with _said_of(path):
+        try:
             with self._files.open_output_stream(there) as stream:
                 stream.write(text.encode())
             if self._local:
                 os.replace(there, path)
+        except OSError:
+            if self._local:
+                Path(there).unlink(missing_ok=True)
+            raise
 
 
 @contextmanager
@@ -104,10 +158,14 @@ def _said_of(path: object) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or " ".join(str(error).split())
         raise FleetError(
-            f"{path} cannot be written: {reason}; mend that and go on with {option('run.resume')}"
+            f"{path} cannot be written: {_reason(error)}; mend that and go on with {option('run.resume')}"
         ) from error
+
+
+def _reason(error: OSError) -> str:
+    text = error.strerror or " ".join(str(error).split())
+    return text.rpartition("Detail: ")[2]  # of pyarrow's: "Error writing bytes to file. Detail: [errno 28] No space …"
 
 
 def plain(value: Any) -> Any:

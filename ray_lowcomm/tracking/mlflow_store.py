@@ -83,6 +83,7 @@ class MlflowRun:
 
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # a stack for each call: we say it once
         if store.uri.startswith("sqlite:///"):
             Path(store.uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
         self._entities, self._store = entities, store

@@ -1,11 +1,14 @@
 """What a person sees of a run: a live line on a terminal, plain lines otherwise, and a table at the end."""
 
+import errno
 import math
 import re
+import sys
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -22,6 +25,33 @@ _TIME_LEFT = 15  # columns: " left 0:00:00", and one more
 _SAME_NOTICES = 5
 
 
+class FullDisk:
+    """Standard output as it is at each call; where that is a file, what the disk has no room for is left out."""
+
+    def write(self, text: str) -> int:
+        """As of a text stream."""
+        with _room():
+            sys.stdout.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """As of a text stream."""
+        with _room():
+            sys.stdout.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+
+
 class RoundProgress:
     """Prints the rounds of one run.
 
@@ -30,7 +60,7 @@ class RoundProgress:
     """
 
     def __init__(self, total_steps: int, log_every: int | None = None, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False)
+        self._console = console or Console(highlight=False, file=cast(TextIO, FullDisk()))
         self._total, self._log_every = total_steps, log_every
         self._rate, self._notices = _Rate(), _Notices()
         self._bar: Progress | None = None

@@ -5,12 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 from ray_lowcomm.config import LoopConfig, flatten, to_yaml
+from ray_lowcomm.core.errors import FleetError
 from ray_lowcomm.tracking.files import RunFiles
 from ray_lowcomm.tracking.mlflow_log import MlflowLog
 from ray_lowcomm.tracking.mlflow_store import store_of
 from ray_lowcomm.tracking.progress import RoundProgress
 
 _STOPPED_WAIT_S = 0.7  # for MLflow; a job that is being stopped has 3 s in all
+
+_SPACE_WAIT_S = 60.0
 
 _MLFLOW_STATUS = {"finished": "FINISHED", "stopped": "KILLED"}
 
@@ -27,8 +30,8 @@ class Recorder:
     def __init__(self, config: LoopConfig, run_dir: str, resumed_round: int = 0) -> None:
         self._config, self._run_dir = config, run_dir.rstrip("/")
         self._resumed = resumed_round > 0
-        self._files = RunFiles(run_dir, resumed_round)
         self._progress = RoundProgress(config.inner.steps, config.run.log_every)
+        self._files = RunFiles(run_dir, resumed_round, self.on_notice)
         run = replace(config.run, resume=self._resumed)  # `auto` may begin a new one
         self._store = store_of(config.tracking, run, run_dir)
         self._mlflow = MlflowLog(self._store, self.on_notice) if self._store else None
@@ -75,21 +78,33 @@ class Recorder:
         """The run is over: `summary` is what ``summary.json`` holds, with `finished`, `failed` or `stopped` as status.
 
         The files are whole before MLflow, which may take seconds, gets its end: a job that is being stopped has three.
+        Any other waits for a disk that is full, for a while.
+
+        Raises:
+            FleetError: of a finished run the summary could not be written.
         """
         self._progress.stop()
-        self._files.close()
+        stopped = summary.get("status") == "stopped"
         known = self._mlflow.run_id if self._mlflow else None
         final = {**summary, "mlflow_run_id": known}
-        self._files.summary(final)
+        problem: FleetError | None = None
+        try:
+            self._files.summary(final, 0.0 if stopped else _SPACE_WAIT_S)
+        except FleetError as error:  # what it says is shown below
+            problem = error
         places = {"files": self._run_dir}
         if self._mlflow and self._store:
             status = _MLFLOW_STATUS.get(summary.get("status", ""), "FAILED")
-            wait_s = _STOPPED_WAIT_S if summary.get("status") == "stopped" else None
+            wait_s = _STOPPED_WAIT_S if stopped else None
             self._mlflow.finish(summary, status, f"{self._run_dir}/model", wait_s)
-            if self._mlflow.run_id != known:
+            if self._mlflow.run_id != known and problem is None:
                 final = {**summary, "mlflow_run_id": self._mlflow.run_id}
                 self._files.summary(final)
             if self._mlflow.run_id:
                 places["MLflow"] = self._store.opened_by
         self._progress.end(summary, places)
+        if problem is not None and summary.get("status") == "finished":
+            raise problem
+        if problem is not None:
+            self.on_notice(str(problem))
         return final

@@ -30,14 +30,16 @@ CASES = {
 }
 
 
-def needed(case, dtype, optimizer=torch.optim.AdamW):
+def needed(case, dtype, optimizer=torch.optim.AdamW, saves=False):
     model = mlp(norm=True, dtype=dtype)()
     tracks = Tracks(model, optimizer(model.parameters(), lr=1e-2))
     strategy = strategies.build(strategies.resolve(StrategySettings(**CASES[case])), tracks)
     config = TrainConfig(
         strategy=StrategySettings(**CASES[case]), inner=InnerSettings(steps=16), fleet=FleetSettings(replicas=3)
     )
-    return footprint(model, tracks, strategy, run_cost(config, sizes_of(model, "average")).room, 3), tracks.layout
+    return footprint(
+        model, tracks, strategy, run_cost(config, sizes_of(model, "average")).room, 3, saves
+    ), tracks.layout
 
 
 def memory_of(tensors):
@@ -77,6 +79,17 @@ def test_what_is_sent_late_is_taken_for_all_tracks_at_the_launch():
     size = needed("desloc_coded", torch.float32)[1].nbytes
     at_once, late = (needed(case, torch.float32)[0].round for case in ("desloc_coded", "desloc_coded_late"))
     assert late == at_once + size  # two tracks are due at step 12
+
+
+@pytest.mark.parametrize("case", ["ddp", "diloco", "desloc", "dct_buffer"])
+def test_a_checkpoint_beside_training_is_one_copy_of_what_is_saved(case, tmp_path):
+    said, _ = needed(case, torch.float32, saves=True)
+    outcome = Setup(str(tmp_path), CASES[case], model=mlp(norm=True)).go()
+    state = outcome.replicas[0]._state
+    saved = [v for n, v in (state.shared() | state.local()).items() if v.dtype != torch.uint8 and n[:7] != "random/"]
+    copied = sum(v.numel() * v.element_size() for v in saved)  # without settings and generators, some kB
+    assert said.checkpoint == pytest.approx(copied, rel=0.05)
+    assert needed(case, torch.float32)[0].checkpoint == 0
 
 
 def test_an_optimizer_without_moments_needs_none():

@@ -152,6 +152,9 @@ class Setup:
             outcome.events.append(event)
             if event.kind == "manifest":
                 checkpoint.write_manifest(Storage(self.directory), *event.data, self.keep)
+                outcome.fleet.coordinator.manifest_written(event.data[0])
+            if event.kind == "discarded":
+                checkpoint.discard(Storage(self.directory), event.data)
             if event.kind == "record" and on_record is not None:
                 on_record(outcome.fleet.coordinator, event.data)
             if event.kind == "record" and event.data["round"] == kill_after:

@@ -1,5 +1,6 @@
 """Checkpoints that are torn, damaged, foreign or too many."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import torch
 from torch import nn
 
 from ray_lowcomm.core.errors import CheckpointError
+from ray_lowcomm.engine import duties
+from ray_lowcomm.engine import storage as storage_module
 from ray_lowcomm.engine.checkpoint import (
     Source,
     find_newest,
@@ -19,6 +22,7 @@ from ray_lowcomm.engine.checkpoint import (
 )
 from ray_lowcomm.engine.manifest import read_manifest, store_manifest
 from ray_lowcomm.engine.storage import Storage
+from ray_lowcomm.transport.local import Later, LocalLink
 
 from .local_run import Setup
 from .test_resume import VARIANTS
@@ -190,13 +194,123 @@ def test_a_million_rounds_are_still_in_order(tmp_path):
     assert whole_checkpoints(storage) == ["round_999999", "round_1000000"]
 
 
-def test_a_disk_that_refuses_costs_the_checkpoint_not_the_run(tmp_path):
-    (tmp_path / "checkpoints").write_text("in the way")
+# ---- full disks, and writing beside -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Call with a test of paths: what is written there finds no room after its first bytes."""
+    whole, refuse = Storage.write_pieces, [lambda path: False]
+
+    def write_pieces(self, path, pieces):
+        def first():
+            yield next(iter(pieces))
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        whole(self, path, first() if refuse[-1](path) else pieces)
+
+    monkeypatch.setattr(Storage, "write_pieces", write_pieces)
+    return refuse.append
+
+
+def checksums(outcome):
+    return {folder: manifest["files"] for folder, manifest in outcome.said("manifest")}
+
+
+@pytest.mark.parametrize("file", ["shared.safetensors", "replica_0000.safetensors", "replica_0001.safetensors"])
+def test_what_a_full_disk_has_left_of_a_checkpoint_is_removed_and_the_next_round_tries_again(tmp_path, full_disk, file):
+    straight = Setup(f"{tmp_path}/a", VARIANTS["dct"], replicas=2).go()
+    full_disk(lambda path: path == f"checkpoints/round_000002/{file}")
+    outcome = Setup(f"{tmp_path}/b", VARIANTS["dct"], replicas=2, every=2).go()
+    assert not outcome.failure
+    assert [path.name for path in sorted((tmp_path / "b" / "checkpoints").iterdir())] == [
+        "round_000003",
+        "round_000004",
+    ]
+    assert not list((tmp_path / "b").rglob("*.unfinished"))
+    (said,) = [text for text in outcome.said("notice") if "given up" in text]
+    assert "checkpoint of round 2 is given up: replica " in said
+    assert "No space left on device" in said
+    assert "checkpoints are written again: checkpoints/round_000003 is whole" in outcome.said("notice")
+    assert outcome.state(0) == straight.state(0)
+    whole = checksums(straight)
+    assert checksums(outcome) == {folder: whole[folder] for folder in checksums(outcome)}
+
+
+def test_a_disk_that_stays_full_costs_the_checkpoints_not_the_training(tmp_path, full_disk, monkeypatch):
+    full_disk(lambda path: path.startswith("checkpoints/"))
+    monkeypatch.setattr(duties, "SPACE_WAIT_S", 0.0)
     outcome = Setup(str(tmp_path), VARIANTS["dct"], replicas=2).go()
     assert not outcome.failure
     assert outcome.said("manifest") == []
-    assert any("checkpoint of round 1 is given up: replica " in text for text in outcome.said("notice"))
+    assert len([text for text in outcome.said("notice") if "given up" in text]) == 1
+    assert list((tmp_path / "checkpoints").iterdir()) == []
     assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+def test_the_final_model_and_checkpoint_wait_for_room(tmp_path, full_disk, monkeypatch):
+    full_disk(lambda path: path.startswith(("model/", "checkpoints/round_000004/replica_0001")))
+    pauses = []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) % 3 == 0:
+            full_disk(lambda path: path.startswith("checkpoints/round_000004/replica_0001") and len(pauses) < 6)
+
+    monkeypatch.setattr(storage_module.time, "sleep", sleep)
+    outcome = Setup(str(tmp_path), VARIANTS["dct"], replicas=2).go()
+    assert not outcome.failure
+    assert len(pauses) == 6
+    assert newest(Setup(str(tmp_path), VARIANTS["dct"])).manifest["round"] == 4
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    said = [text for text in outcome.said("notice") if "cannot be written" in text]
+    assert [text.split(":")[1] for text in said] == [
+        " the final model cannot be written",
+        " the last checkpoint cannot be written",
+    ]
+
+
+def test_without_room_for_the_final_model_the_run_fails_and_says_what_to_do(tmp_path, full_disk, monkeypatch):
+    full_disk(lambda path: path.startswith("model/"))
+    monkeypatch.setattr(duties, "SPACE_WAIT_S", 0.0)
+    setup = Setup(str(tmp_path), VARIANTS["dct"], replicas=2)
+    failure = setup.go().failure
+    assert "the final model cannot be written: [Errno 28] No space left on device; mend that and go on with" in failure
+    full_disk(lambda path: False)
+    again = setup.go(resume=True)
+    assert not again.failure
+    assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+def test_a_checkpoint_that_is_written_while_the_next_steps_are_taken_is_of_its_round(tmp_path, monkeypatch):
+    """The writer gets on only when the replica asks for the third time how far it is."""
+
+    class Slow:
+        def __init__(self, work):
+            self.work, self.asked = Later(work), 0
+
+        def done(self):
+            self.asked += 1
+            return self.asked >= 3 and self.work.done()
+
+        def result(self):
+            return self.work.result()
+
+    straight = Setup(f"{tmp_path}/a", VARIANTS["dct"], replicas=2).go()
+    beside = LocalLink.beside
+    writes = duties.Duties.save.__qualname__
+    monkeypatch.setattr(
+        LocalLink, "beside", lambda self, work: Slow(work) if writes in work.__qualname__ else beside(self, work)
+    )
+    outcome = Setup(f"{tmp_path}/b", VARIANTS["dct"], replicas=2, every=2).go()
+    assert not outcome.failure
+    assert outcome.state(0) == straight.state(0)
+    whole = checksums(straight)
+    assert list(checksums(outcome)) == ["checkpoints/round_000002", "checkpoints/round_000004"]
+    assert checksums(outcome) == {folder: whole[folder] for folder in checksums(outcome)}
+    totals = [dict(outcome.said("manifest"))["checkpoints/round_000002"], dict(straight.said("manifest"))]
+    assert totals[0]["positions"] == totals[1]["checkpoints/round_000002"]["positions"]
+    assert totals[0]["totals"]["inner_steps"] == totals[1]["checkpoints/round_000002"]["totals"]["inner_steps"]
 
 
 # ---- files ------------------------------------------------------------------------------------------------------

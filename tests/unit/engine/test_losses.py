@@ -326,30 +326,6 @@ def test_a_record_does_not_wait_for_an_evaluator_that_died():
     assert len(desk.said("record")) == 1
 
 
-def test_a_checkpoint_that_lacks_a_part_is_given_up_at_the_next_commit():
-    desk = Desk(2, checkpoint=CheckpointSettings(every=1))
-    desk.begin()
-    save_round(desk, 0, 1)
-    desk.run_round()
-    desk.send(saved(0, 2, SAVED))
-    desk.lose(1)
-    desk.take(0)
-    desk.run_round(0)
-    assert any("checkpoint of round 2 was not complete in time" in text for text in desk.notices)
-    assert [folder for folder, _ in desk.said("manifest")] == ["checkpoints/round_000001"]
-
-
-def test_a_checkpoint_that_could_not_be_written_is_given_up_and_said():
-    desk = Desk(2, checkpoint=CheckpointSettings(every=1))
-    desk.begin()
-    desk.run_round()
-    desk.send(saved(0, 1, {}, problem="OSError: disk full"))
-    desk.send(saved(1, 1, {}))
-    assert "checkpoint of round 1 is given up: replica 0: OSError: disk full" in desk.notices
-    assert not desk.said("manifest")
-    assert not desk.failure
-
-
 def test_faults_that_have_happened_do_not_happen_to_the_restarted():
     desk = Desk(2)
     desk.begin()

@@ -8,6 +8,7 @@ import torch
 
 from ray_lowcomm.core.settings import CheckpointSettings
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.totals import Totals
 
 from .desk import Desk, H, only
 from .own_loop import OwnLoop, loss_of, net
@@ -80,7 +81,7 @@ def test_rounds_that_are_only_repeated_are_no_progress():
 
 def _with_checkpoint(plan):
     manifest = {"positions": {}, "fired": [], "round": 0, "step": 0, "generation": 0, "history": ""}
-    manifest |= {"launched": 0, "overlap": 0}
+    manifest |= {"launched": 0, "overlap": 0, "totals": Totals().to_json()}
     return replace(plan, restore="/runs/x/checkpoints/round_000000", restored=manifest)
 
 

@@ -166,6 +166,8 @@ def test_a_minority_with_other_shared_state_is_reset():
     desk.vote(0, 1)
     assert desk.take(0, 1)[0].serve == (2,)
     assert (desk.summary["lost_inner_steps"], desk.summary["members_lost"]) == (H, 0)
+    assert desk.summary["replicas_different"] == 1
+    assert "replica 2 holds other shared state than the majority: it is reset" in desk.notices
 
 
 def test_without_a_majority_nobody_knows_who_is_right():

@@ -55,6 +55,35 @@ def test_without_tokens_steps_weigh_the_loss():
     assert (record["bytes_up"], record["wait_s"]) == (0, 0.0)
 
 
+def test_goodput_is_the_share_of_the_steps_that_all_could_have_taken():
+    desk = Desk(2, total=5 * H)
+    desk.begin()
+    assert desk.summary["goodput"] is None
+    desk.now += 2.0  # of which a replica computes all: half a second a step
+    desk.run_round()
+    assert desk.summary["goodput"] == 1.0
+    desk.now += 4.0
+    desk.run_round()
+    assert desk.summary["goodput"] == pytest.approx(16 / 24, abs=1e-4)
+    desk.lose(1)
+    desk.now += 2.0
+    desk.run_round(0)
+    assert desk.summary["goodput"] == pytest.approx(20 / 32, abs=1e-4)
+    desk.arrive(0, compute_s=4.0)
+    desk.now += 4.0  # this one is slower now, of the other the last pace is known
+    desk.take(0)
+    desk.vote(0)
+    assert desk.summary["goodput"] == pytest.approx(24 / (32 + 4.0 / 1.0 + 4.0 / 0.5), abs=1e-4)
+
+
+def test_replicas_that_share_a_process_take_turns_and_have_no_goodput():
+    desk = Desk(2, transport="local")
+    desk.begin()
+    desk.now += 2.0
+    desk.run_round()
+    assert desk.summary["goodput"] is None
+
+
 def test_bytes_of_a_round_include_failed_attempts():
     desk = Desk(2)
     desk.begin()

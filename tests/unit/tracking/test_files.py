@@ -1,4 +1,5 @@
 import json
+import resource
 
 import numpy as np
 import pytest
@@ -80,9 +81,59 @@ def test_unknown_file_system():
         RunFiles("nonsense://x/y")
 
 
-def test_a_full_disk_is_one_line(tmp_path):
+@pytest.fixture
+def full_disk():
+    """Call with a number of bytes: no file can be longer, as if the disk were full; with None there is room again."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before[0] if size is None else size, before[1]))
+
+    yield limit
+    limit(None)
+
+
+def test_what_a_full_disk_does_not_take_is_written_when_there_is_room(tmp_path, full_disk):
+    said = []
+    files = RunFiles(str(tmp_path), say=said.append)
+    files.round(record(1))
+    line = (tmp_path / "rounds.jsonl").stat().st_size
+    full_disk(line + line // 2)
+    files.round(record(2))
+    files.config("run: {seed: 1}\n" * line)
+    files.round(record(3))
+    assert rounds(tmp_path) == [1]  # no half line
+    assert [path.name for path in tmp_path.iterdir()] == ["rounds.jsonl"]
+    (once,) = said
+    assert "cannot be written: File too large; training goes on, and it is tried again with each round" in once
+    full_disk(None)
+    files.round(record(4))
+    assert rounds(tmp_path) == [1, 2, 3, 4]
+    assert (tmp_path / "config.yaml").exists()
+    assert said[1:] == [f"{tmp_path} is written again, and complete"]
+
+
+def test_a_round_that_comes_again_while_the_disk_is_full(tmp_path, full_disk):
     files = RunFiles(str(tmp_path))
-    (tmp_path / "rounds.jsonl").unlink()
-    (tmp_path / "rounds.jsonl").symlink_to("/dev/full")
-    with pytest.raises(FleetError, match=r"rounds\.jsonl cannot be written: No space left on device"):
-        files.round(record(1))
+    for number in (1, 2, 3):
+        files.round(record(number))
+    full_disk((tmp_path / "rounds.jsonl").stat().st_size)
+    files.round(record(4))
+    files.round(record(3, loss=9.0))  # all replicas were lost
+    files.round(record(4))
+    full_disk(None)
+    files.close()
+    assert rounds(tmp_path) == [1, 2, 3, 4]
+    assert json.loads((tmp_path / "rounds.jsonl").read_text().splitlines()[2])["loss"] == 9.0
+
+
+def test_a_summary_waits_for_room_and_then_says_what_is_wrong(tmp_path, full_disk, monkeypatch):
+    files = RunFiles(str(tmp_path))
+    full_disk(0)
+    with pytest.raises(FleetError, match=r"cannot be written: .*File too large; mend that and go on with"):
+        files.summary({"rounds": 3})
+    assert [path.name for path in tmp_path.iterdir()] == ["rounds.jsonl"]
+    monkeypatch.setattr("ray_lowcomm.tracking.files.time.sleep", lambda seconds: full_disk(None))
+    full_disk(0)
+    files.summary({"rounds": 3}, wait_s=1000.0)
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"rounds": 3}
