@@ -21,6 +21,7 @@ OPTIONS = (
     "--block --disable-usage-stats --num-cpus=1 --object-store-memory=200000000 "
     "--dashboard-agent-listen-port=0 --min-worker-port=0 --max-worker-port=0"
 )
+AGAIN = 'for _ in 1 2 3; do "$@" && break; done'  # Ray gives a node 30 s to start, which is short on busy cores
 LAST_LINES = 15
 
 
@@ -78,7 +79,7 @@ class RayHosts:
 
     def _start_node(self, host: int, options: tuple[str, ...]) -> None:
         place = (f"--node-ip-address={self._links.address(host)}", f"--temp-dir={self._folder}/n{host}")
-        self._start(host, [RAY, "start", *OPTIONS.split(), *place, *options])
+        self._start(host, ["sh", "-c", AGAIN, "sh", RAY, "start", *OPTIONS.split(), *place, *options])
 
     def _start_job(self, address: str) -> None:
         theirs, ours = os.pipe()[::-1]
