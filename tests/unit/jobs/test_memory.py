@@ -7,12 +7,14 @@ from jobs.benchmarks.resident import PEAK, RESIDENT, forget_peak, of_this_proces
 
 
 def row(params=20_000_000, **times):
-    return {"label": "x", "params": params} | dict.fromkeys(memory.KINDS, 1.0) | times
+    return {"label": "x", "params": params, "copied": 0.0} | dict.fromkeys(memory.KINDS, 1.0) | times
 
 
 def test_each_kind_of_round_is_judged():
     assert memory.problems([row()]) == []
     assert memory.problems([row(last=1.3)]) == []
+    assert memory.problems([row(checkpoint=6.3, copied=5.0)]) == []  # written beside training, of a copy
+    assert len(memory.problems([row(checkpoint=6.4, copied=5.0), row(last=1.4, copied=5.0)])) == 2
     (said,) = memory.problems([row(), row(last=1.31)])
     assert said == "x, last: 1.31 times the parameters at the peak, not at most 1.3"
     assert len(memory.problems([row(**dict.fromkeys(memory.KINDS, 2.0))])) == len(memory.KINDS)
