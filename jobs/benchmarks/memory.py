@@ -5,8 +5,8 @@ gradients that are made once, so that no activations are counted: what is measur
 of the shared model, its checkpoint, and what the last round writes. Every step ends with a round. A figure is the most
 of all replicas and rounds of a kind, without the first: high-water mark of the resident set from the inner step to the
 end of what follows the round, less what was resident before, less what one round keeps for the next (which counts as
-taken). A checkpoint is written beside training, of a copy of the state, which is allowed in its round. The C library is told to give large blocks back at once, or memory that is free would count as taken. For
-Linux only.
+taken). A checkpoint is written beside training, of a copy of the state, which is allowed in its round. The C library is
+told to give large blocks back at once, or memory that is free would count as taken. For Linux only.
 """
 
 import argparse

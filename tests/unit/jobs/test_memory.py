@@ -16,7 +16,7 @@ def test_each_kind_of_round_is_judged():
     assert memory.problems([row(checkpoint=6.3, copied=5.0)]) == []  # written beside training, of a copy
     assert len(memory.problems([row(checkpoint=6.4, copied=5.0), row(last=1.4, copied=5.0)])) == 2
     (said,) = memory.problems([row(), row(last=1.31)])
-    assert said == "x, last: 1.31 times the parameters at the peak, not at most 1.3"
+    assert said == "x, last: 1.31 times the parameters at the peak, not at most 1.30"
     assert len(memory.problems([row(**dict.fromkeys(memory.KINDS, 2.0))])) == len(memory.KINDS)
 
 
