@@ -15,7 +15,7 @@ def test_a_joiner_loads_eight_bytes_a_parameter_and_a_dead_one_leaves_nothing(tm
     if reason := lacking():
         pytest.skip(reason)
     file = tmp_path / "numbers.json"
-    sizes = {"rounds": 7, "step-s": 0.1, "mbit": 50, "model": "{layers: 2, width: 256, heads: 2, tied: true}"}
+    sizes = {"rounds": 16, "step-s": 0.1, "mbit": 50, "model": "{layers: 2, width: 256, heads: 2, tied: true}"}
     options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
     benchmark.main(["join", *options, "--scenes", ONE, KILLED, "--json", str(file)])  # whose limits are on seconds
     one, killed = json.loads(file.read_text())["rows"]
