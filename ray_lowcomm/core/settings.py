@@ -252,12 +252,13 @@ class FleetSettings:
     `collective`: gloo (CPU staging, any network) or nccl (GPUs in one place). `deadline_s` bounds one exchange;
     `hang_s` is how long a round waits for a replica that is alive but does not arrive; `start_s` how long a run waits
     for its first members. With `quorum` (a count) a round closes `grace_s` after the quorum has arrived, and goes on
-    without who is late. `straggler`: what becomes of such a replica, and of one that does not answer for a while.
-    `catch_up`: it keeps its work, follows what it has missed and sends all with its next message, if that is not more
-    than `keep_rounds` rounds; `drop`: it starts again from the shared state, and its steps are counted as lost; `wait`:
-    rounds wait for it. Default: `catch_up` where the strategy can. `joiner_moments`: a replica that joins has the inner
-    optimizer's state of another (`donor`) or begins with none (`zero`), which is half as many bytes. `max_failures` is
-    the number of deaths of one replica without a committed round in between.
+    without who is late. `straggler`: what becomes of such a replica, of one that does not answer for a while, and of
+    one whose slow link makes an exchange take twice as long as before (and `grace_s`). `catch_up`: it keeps its work,
+    follows what it has missed and sends all with its next message, if that is not more than `keep_rounds` rounds;
+    `drop`: it starts again from the shared state, and its steps are counted as lost; `wait`: rounds wait for it.
+    Default: `catch_up` where the strategy can. `joiner_moments`: a replica that joins has the inner optimizer's state
+    of another (`donor`) or begins with none (`zero`), which is half as many bytes. `max_failures` is the number of
+    deaths of one replica without a committed round in between.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}

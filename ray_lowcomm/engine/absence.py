@@ -118,15 +118,16 @@ def _return(fleet: FleetState, member: Member, missed: tuple[m.Missed, ...]) -> 
     """It comes back, after what it has missed; if it were long in fetching that the others do not wait for it."""
     takes_s = len(missed) * (member.pull_s or 0.0)
     again = takes_s > fleet.waits.round_s
+    who = f"round {fleet.round + 1}: replica {member.index}"
     member.asks, member.loads, member.pulls = False, None, (fleet.now, len(missed))
     if missed and member.follows is None:
         member.follows = member.stands
     if again:
         member.state = MemberState.ABSENT
-        fleet.notice(f"round {fleet.round + 1}: replica {member.index} has {len(missed)} missed rounds to fetch first")
+        fleet.notice(f"{who} fetches {_rounds(missed)} first")
     else:
         if missed:
-            fleet.notice(f"round {fleet.round + 1}: replica {member.index} is back: it follows {len(missed)} rounds")
+            fleet.notice(f"{who} is back: it follows {_rounds(missed)}")
         member.state, member.arrival, member.vote = MemberState.TRAINING, None, None
         # it begins where the last round is applied, or where the others are by then
         nominal = fleet.steps_to_next()
@@ -135,6 +136,10 @@ def _return(fleet: FleetState, member: Member, missed: tuple[m.Missed, ...]) -> 
     if not again:
         member.stands, member.knows = fleet.round, fleet.dealt
     fleet.answer(member.index, answer)
+
+
+def _rounds(missed: tuple[m.Missed, ...]) -> str:
+    return f"{len(missed)} missed round" + ("" if len(missed) == 1 else "s")
 
 
 def _too_late(fleet: FleetState, member: Member, missed: int) -> None:
