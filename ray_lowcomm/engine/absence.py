@@ -1,9 +1,11 @@
 """Members that miss rounds: who is absent, what is kept for it, and how it comes back with its work."""
 
+import math
+
 from ray_lowcomm.engine import answers, halt, losses
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.fleet_state import FleetState, Past
-from ray_lowcomm.engine.membership import AWAY, LIVE, Member, MemberState
+from ray_lowcomm.engine.membership import AWAY, LIVE, Exchange, Member, MemberState
 
 CAN_MISS = (MemberState.TRAINING, MemberState.ARRIVED, MemberState.EXCHANGING, MemberState.RETURNING)
 
@@ -22,8 +24,16 @@ def miss(fleet: FleetState, member: Member, why: str) -> None:
 
 def miss_slow(fleet: FleetState, member: Member, waited: float) -> None:
     """An exchange has waited for this member's messages for so many seconds, and goes on without it."""
-    member.pull_s = waited
+    member.pull_s = math.inf
     miss(fleet, member, f"the exchange has waited for its messages for {waited:.0f} s")
+
+
+def exchanged(fleet: FleetState, exchange: Exchange, took_s: float) -> None:
+    """Whose links are slow no more, after an exchange that has taken so long."""
+    unhurried = fleet.unhurried_s(exchange.nbytes)
+    if unhurried is not None and took_s <= unhurried:
+        for index in exchange.members:
+            fleet.members[index].pull_s = None
 
 
 def silent(fleet: FleetState, index: int, why: str) -> None:
@@ -116,8 +126,9 @@ def _answer(fleet: FleetState, member: Member) -> None:
 
 def _return(fleet: FleetState, member: Member, missed: tuple[m.Missed, ...]) -> None:
     """It comes back, after what it has missed; if it were long in fetching that the others do not wait for it."""
-    takes_s = len(missed) * (member.pull_s or 0.0)
-    again = takes_s > fleet.waits.round_s
+    takes_s = len(missed) * (member.pull_s or 0.0) if missed else 0.0
+    nbytes = fleet.measured[-1].nbytes if fleet.measured else 0
+    again = takes_s > (fleet.unhurried_s(nbytes) or 0.0)
     who = f"round {fleet.round + 1}: replica {member.index}"
     member.asks, member.loads, member.pulls = False, None, (fleet.now, len(missed))
     if missed and member.follows is None:

@@ -1,13 +1,13 @@
 """Every wait of the coordinator has a deadline, and says who is missing while it lasts."""
 
-from ray_lowcomm.engine import absence, admission, losses
+import math
+
+from ray_lowcomm.engine import absence, admission, losses, overlap
 from ray_lowcomm.engine.fleet_state import FleetState
 from ray_lowcomm.engine.membership import EXPECTED, Exchange, MemberState, in_the_way, listed
-from ray_lowcomm.engine.overlap import expected_exchange_s
 
 NOTICE_S = 30.0  # a wait says who is missing this often
 VOTE_MARGIN_S = 10.0  # votes may come this long after the exchange's own deadline
-SLOW = 2.0  # times as long as expected: such an exchange is held up
 
 
 def tick(fleet: FleetState) -> None:
@@ -53,10 +53,12 @@ def _votes(fleet: FleetState, exchange: Exchange) -> None:
 
 def _held_up_by(fleet: FleetState, exchange: Exchange, waited: float) -> list[int]:
     """Members without whom this exchange would be over by now: the others wait for nobody else. Before the deadline
-    the others must be more, and the exchange much slower than those before."""
-    expected = expected_exchange_s(fleet.measured, exchange.nbytes)
+    the others must be more, and the exchange slower than those before, and than is known of its members."""
     late = waited > fleet.plan.fleet.deadline_s
-    slower = expected is not None and waited > max(fleet.plan.fleet.grace_s, SLOW * expected)
+    unhurried = fleet.unhurried_s(exchange.nbytes)
+    known = [pull_s for index in exchange.members if (pull_s := fleet.members[index].pull_s) not in (None, math.inf)]
+    patience = max(fleet.plan.fleet.grace_s, unhurried or 0.0, overlap.SLOW * max(known, default=0.0))
+    slower = unhurried is not None and waited > patience
     if exchange.broken or not (late or slower):
         return []
     waiting = {x.index for x in map(fleet.members.__getitem__, exchange.members) if x.vote is None}

@@ -142,14 +142,15 @@ def _commit(fleet: FleetState, exchange: Exchange, alive: list[Member], votes: l
             fleet.failures[arrival.member] = 0
         fleet.seconds_per_step[arrival.member] = overlap.seconds_per_step(arrival)
         fleet.members[arrival.member].held_back = arrival.residual_norm or 0.0
-        fleet.members[arrival.member].pull_s = None
+    took_s = fleet.now - exchange.started
     if (now := overlap.measured(arrivals, votes)) is not None:
         fleet.measured = [*fleet.measured, now][-overlap.ROUNDS :]
+    absence.exchanged(fleet, exchange, took_s)
     rejections.committed(fleet, arrivals, farther)
     for member in fleet.in_state(*AWAY):
         if member.index in exchange.members:  # what it had sent was counted, though it does not know yet
             member.arrival, member.planned = None, 0
     fleet.farthest = max(fleet.farthest, where.round)
-    fleet.waits.a_round_is_committed(fleet.now, exchange.started if where.late else fleet.now)
+    fleet.waits.steps_from = exchange.started if where.late else fleet.now
     fleet.retries = 0
     closing.give_duties(fleet, alive, record)

@@ -9,13 +9,13 @@ from ray_lowcomm.engine.agreement import Agreement
 from ray_lowcomm.engine.book import Book, Event, Position, RunPlan
 from ray_lowcomm.engine.making import Making
 from ray_lowcomm.engine.membership import Exchange, Member, MemberState
-from ray_lowcomm.engine.overlap import ROUNDS, Measured, next_overlap
+from ray_lowcomm.engine.overlap import SLOW, Measured, expected_exchange_s, next_overlap
 
 
 @dataclass
 class Waits:
     """Times, in seconds, at which the waits of a fleet began; `inner_s` is how long a round's inner steps have taken,
-    from `steps_from` on (0: not measured), and `rounds_s` how long each of the last rounds, from commit to commit."""
+    from `steps_from` on (0: not measured)."""
 
     begun: float
     said: float
@@ -25,13 +25,6 @@ class Waits:
     quorum: float | None = None
     steps_from: float = 0.0
     inner_s: float = 0.0
-    committed: float | None = None
-    rounds_s: tuple[float, ...] = ()
-
-    @property
-    def round_s(self) -> float:
-        """How long a round takes that nobody holds up; 0: not measured."""
-        return min(self.rounds_s, default=0.0)
 
     def arrived(self, now: float, steps_done: bool) -> None:
         """A member has arrived in this round, after all of its inner steps or some."""
@@ -39,13 +32,6 @@ class Waits:
             self.first_arrival = self.said = now
         if steps_done:
             self.inner_s = now - self.steps_from
-
-    def a_round_is_committed(self, now: float, steps_from: float) -> None:
-        """The inner steps to the next launch are being taken since `steps_from`."""
-        self.steps_from = steps_from
-        if self.committed is not None:
-            self.rounds_s = (*self.rounds_s, now - self.committed)[-ROUNDS:]
-        self.committed = now
 
     def steps_left(self, nominal: int, at: float) -> int:
         """Of `nominal` inner steps to the next launch, those that others will not have taken at a time."""
@@ -162,6 +148,15 @@ class FleetState:
     def steps_to_next(self) -> int:
         """Nominal inner steps from the launch of the last round to that of the next; 0 after the last."""
         return self.agreement.steps_to_next(self.where.launched)
+
+    def unhurried_s(self, nbytes: int) -> float | None:
+        """Seconds that an exchange of so many bytes, or what is like it, may take before it is a slow one: as long as
+        the inner steps beside it, or several times what it takes by the last rounds. None: they have not been measured.
+        """
+        expected = expected_exchange_s(self.measured, nbytes)
+        nominal = self.steps_to_next()
+        beside = self.waits.inner_s * self.where.overlap / nominal if nominal else 0.0
+        return None if expected is None else max(SLOW * expected, beside)
 
     def give_overlap(self) -> None:
         """Settle how much later than launched the next round is applied."""

@@ -47,7 +47,7 @@ class Member:
     round at whose end the state is that it is given, and `welcomed` whether it knows where to get it. `asks`: it is
     away and waits for an answer. `silent_since`: away, and not heard of. `follows`: the round from whose end on it
     fetches what it has missed, until it says that it has followed it. `pull_s`: its link is slow, and it fetches a
-    round in so many seconds; `pulls`: since when it fetches how many.
+    round in so many seconds (inf: not measured); `pulls`: since when it fetches how many.
     """
 
     index: int

@@ -8,6 +8,7 @@ from ray_lowcomm.engine.messages import Arrival, Vote
 
 ROUNDS = 3  # that `auto` looks back
 MARGIN = 1.1  # exchanges differ, and one that is late stops all
+SLOW = 2.0  # times as long as expected: such an exchange is held up
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,36 @@ def test_the_others_go_on_without_a_slow_one_and_its_work_arrives():
     assert desk.coordinator.members[3].pull_s is None
 
 
+def test_one_that_is_not_much_slower_takes_part_and_is_waited_for():
+    desk = slow_fleet(grace_s=0.5)
+    assert not wait(desk, 4, ALL_WAIT_FOR_3)
+    assert absent(desk) == [3]
+    desk.vote(*EVERYBODY, ok=False)
+    desk.take(0, 1, 2)
+    desk.vote(0, 1, 2, exchange_s=0.75)  # of three messages
+    desk.take(0, 1, 2)
+    desk.keep(0, 1, 2)
+    desk.take(0, 1, 2)
+    assert only(desk.take(3), m.Return)[0].again
+    desk.wait(2)
+    desk.send(m.Back(3, 1, 3, {}))
+    (answer,) = only(desk.take(3), m.Return)
+    assert (answer.missed, answer.again) == ((), False)
+    desk.arrive(0, 1, 2)
+    desk.arrive(3, steps=2 * H)
+    assert {plan.members for plan in only(desk.take(*EVERYBODY), m.Plan)} == {EVERYBODY}
+    assert wait(desk, 4, ALL_WAIT_FOR_3)  # twice as long as it fetches a round
+    assert absent(desk) == []
+    desk.vote(*EVERYBODY, exchange_s=4.0)
+    only(desk.take(*EVERYBODY), m.Commit)
+    assert desk.coordinator.members[3].pull_s == 2.0
+    desk.arrive(*EVERYBODY)
+    desk.take(*EVERYBODY)
+    desk.vote(*EVERYBODY, exchange_s=1.0)
+    only(desk.take(*EVERYBODY), m.Commit)
+    assert desk.coordinator.members[3].pull_s is None
+
+
 def test_where_all_are_slow_nobody_is_left_out():
     desk = slow_fleet()
     assert wait(desk, 40, {0: 1, 1: 2, 2: 3, 3: 0})
