@@ -6,6 +6,7 @@ of its own, so any membership can form a group beside others, with a timeout on 
 """
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -231,8 +232,13 @@ class _DestroyedOnError:
             return
         self._group.destroy_group()
         if isinstance(error, Exception) and not isinstance(error, ExchangeError):
-            reason = str(error).splitlines()[0][:300] if str(error) else ""
-            raise ExchangeError(f"{type(error).__name__}: {reason}") from error
+            raise ExchangeError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """In a line, without gloo's place in its source and its advice."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return re.sub(r"^\[\S+\.(?:cc|cpp|h):\d+\] ", "", lines[0]).partition(". This is typically caused")[0][:300]
 
 
 def _op_of(options: Any) -> Any:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ray_lowcomm.core.errors import ExchangeError
+from ray_lowcomm.transport import ray_collective
 
 from .test_ray_collective import in_a_group
 
@@ -61,3 +62,18 @@ def test_who_keeps_the_others_waiting_is_named_and_all_can_be_broken_off(what):
 
 def test_nobody_is_named_where_nobody_waits():
     assert in_a_group(2, lambda group: group.waits_for()) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            "[/src/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:33. This is typically caused by …",
+            "Connection closed by peer [10.0.0.2]:33",
+        ),
+        ("[10.0.0.2]:33 is not there\nand more", "[10.0.0.2]:33 is not there"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_what_gloo_says_is_one_line(said, reason):
+    assert ray_collective._reason(RuntimeError(said)) == reason
