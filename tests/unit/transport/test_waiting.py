@@ -68,7 +68,7 @@ def test_nobody_is_named_where_nobody_waits():
     ("said", "reason"),
     [
         (
-            "[/src/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:33. This is typically caused by …",
+            "[/src/gloo/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:33. This is typically caused by",
             "Connection closed by peer [10.0.0.2]:33",
         ),
         ("[10.0.0.2]:33 is not there\nand more", "[10.0.0.2]:33 is not there"),
