@@ -5,6 +5,7 @@ from ray_lowcomm.config import TrainConfig
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.estimate import RunCost, run_cost, sizes_of
+from ray_lowcomm.fault_schedule import faults_of
 from ray_lowcomm.footprint import Footprint, footprint
 
 
@@ -56,6 +57,9 @@ def estimate(config: TrainConfig) -> tuple[dict[str, str], tuple[str, ...]]:
             config.fleet.transport == "ray",
         ),
     }
+    faults = faults_of(config.resolved())
+    for number, fault in enumerate(faults):
+        lines[f"fault {number}"] = f"{fault.what}, replica {fault.replica}, round {fault.round}, {fault.phase}"
     of_data: tuple[str, ...] = getattr(dataset, "remarks", ())
     return lines, config.remarks() + strategies.remarks(strategy, settings, steps) + of_data
 

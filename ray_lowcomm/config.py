@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
 
+from ray_lowcomm import fault_schedule
 from ray_lowcomm.config_help import problem_lines, problems_of
 from ray_lowcomm.config_screen import TRAIN, Command, help_of
 from ray_lowcomm.config_sources import (
@@ -30,7 +31,6 @@ from ray_lowcomm.core.errors import LowCommError, SettingError
 from ray_lowcomm.core.settings import (
     CheckpointSettings,
     DataSettings,
-    Fault,
     FleetSettings,
     InnerSettings,
     ModelSettings,
@@ -38,7 +38,9 @@ from ray_lowcomm.core.settings import (
     StrategySettings,
     TrackingSettings,
 )
-from ray_lowcomm.effects import Given, differing, moments_of, refuse_idle, remarks
+from ray_lowcomm.effects import Given, differing, refuse_idle, remarks
+from ray_lowcomm.fault_schedule import FaultEntry
+from ray_lowcomm.rounds import moments_of
 
 Drawn = Callable[[Any], Collection[str]]
 Scalar = str | int | float
@@ -68,7 +70,7 @@ class LoopConfig(BaseModel):
     inner: LoopSettings | InnerSettings
     strategy: StrategySettings = StrategySettings()
     fleet: FleetSettings = FleetSettings()
-    faults: list[Fault] = Field(default_factory=list)
+    faults: list[FaultEntry] = Field(default_factory=list)
     tracking: TrackingSettings = TrackingSettings()
 
     _given: Given = PrivateAttr(default_factory=Given)
@@ -89,10 +91,7 @@ class LoopConfig(BaseModel):
         """
         from ray_lowcomm import strategies  # torch takes a second to import, and `--help` needs none of it
 
-        for number, fault in enumerate(self.faults):
-            if fault.replica >= self.fleet.max_replicas:
-                allowed = f"must be less than fleet.replicas = {self.fleet.max_replicas}"
-                raise SettingError(f"faults[{number}].replica", fault.replica, allowed)
+        fault_schedule.check(self)
         strategy, inner = strategies.resolve(self.strategy, self.inner.steps), self.inner
         strategies.check_inner(self.strategy, inner.state_on_sync, getattr(inner, "optimizer", ""), moments_of(inner))
         strategies.check_fleet(strategy, self.fleet)

@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from ray_lowcomm.config_sources import Source, alternatives, members, type_at
 from ray_lowcomm.core.errors import SettingError
+from ray_lowcomm.fault_schedule import TAGS
 
 _SCALARS = {
     int: "a whole number",
@@ -148,6 +149,7 @@ def problems_of(error: ValidationError, cls: type) -> list[ErrorDetails]:
     """The problems of `cls`; one where a value fits no alternative of its type, of which pydantic has one for each."""
     found: dict[tuple[int | str, ...], ErrorDetails] = {}
     for problem in error.errors():
+        problem["loc"] = tuple(part for part in problem["loc"] if part not in TAGS)
         settled = _settled(problem, cls)
         found.setdefault(settled["loc"], settled)
     return list(found.values())
@@ -189,7 +191,7 @@ def _nearest(name: str, path: Sequence[str | int], cls: type[BaseModel]) -> str:
         near += [full for full in _names(cls) if full.endswith(f".{name}")]
     if near:
         return f"nearest: {', '.join(near)}"
-    here = members(type_at(cls, path[:-1])) or {}
+    here = [name for kind in alternatives(type_at(cls, path[:-1])) for name in members(kind) or {}]
     return f"there are: {', '.join(here)}"
 
 

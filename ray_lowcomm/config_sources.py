@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import BaseModel
@@ -52,7 +52,12 @@ def members(kind: Any) -> dict[str, Any] | None:
 
 def alternatives(kind: Any) -> tuple[Any, ...]:
     """The types of a union, or the one type."""
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    kind = _bare(kind)
+    return tuple(map(_bare, get_args(kind))) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _bare(kind: Any) -> Any:
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def named(source: Source, cls: type) -> frozenset[str]:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ray_lowcomm import fault_schedule
 from ray_lowcomm.core.errors import SettingError
-from ray_lowcomm.core.settings import Fault
+from ray_lowcomm.rounds import has_round, moments_of, schedule_of
 
 FEW = 1000  # rounds that are looked at to learn how long they are
 
@@ -80,17 +81,8 @@ def _moments_are_own(config: Any) -> bool:
 
 
 def _shares_parameters(config: Any) -> bool:
-    schedule = _schedule(config)
+    schedule = schedule_of(config)
     return schedule.final != () or any(op.track == "params" for op in schedule.ops(schedule.next_step(0) or 1))
-
-
-def moments_of(inner: Any) -> tuple[str, ...] | None:
-    """The moments of the optimizer that these settings choose; None if a program brings its own."""
-    if not hasattr(inner, "optimizer"):
-        return None
-    if inner.optimizer == "sgd":
-        return ("momentum_buffer",) if inner.momentum > 0 else ()
-    return ("exp_avg", "exp_avg_sq")
 
 
 EFFECTS: tuple[Effect, ...] = (
@@ -294,7 +286,7 @@ def refuse_idle(config: Any, given: Given, drawn: Callable[[], Collection[str]] 
         if not {name, *effect.on} & later:
             raise SettingError(name, value_of(config, name), _why(config, effect))
     if faults:
-        _refuse_idle_faults(config, any(name.startswith("strategy.") for name in later))
+        fault_schedule.refuse_idle(config, any(name.startswith("strategy.") for name in later))
 
 
 def remarks(config: Any, given: Given) -> tuple[str, ...]:
@@ -335,19 +327,6 @@ def differing(config: Any, default: Any) -> frozenset[str]:
     return frozenset(found)
 
 
-def has_round(config: Any, number: int) -> bool:
-    """Whether a run of `config`, whose strategy is resolved, may have so many rounds."""
-    if config.run.resume:
-        return True  # rounds before may have been of other lengths
-    schedule, step = _schedule(config), 0
-    for _ in range(number):
-        following = schedule.next_step(step)
-        if following is None:
-            return False
-        step = following
-    return True
-
-
 def _idle(config: Any) -> Iterator[tuple[Effect, str]]:
     for effect in EFFECTS:
         if all(_has(config, name) for name in effect.on) and not effect.holds(config):
@@ -365,31 +344,12 @@ def _why(config: Any, effect: Effect) -> str:
     return f"has no effect with {values}: set {effect.wants}, or leave it out"
 
 
-def _refuse_idle_faults(config: Any, rounds_vary: bool) -> None:
-    usual = {item.name: item.default for item in fields(Fault)}
-    for number, fault in enumerate(config.faults):
-        if fault.seconds != usual["seconds"] and fault.do != "hang":
-            allowed = f"has no effect with do: {fault.do}: set do to hang, or leave it out"
-            raise SettingError(f"faults[{number}].seconds", fault.seconds, allowed)
-        if not rounds_vary and not has_round(config, fault.round):
-            allowed = "is beyond the end of the run, which has fewer rounds: must be a round that there is"
-            raise SettingError(f"faults[{number}].round", fault.round, allowed)
-
-
 def _longest_round(config: Any) -> int:
     """In steps, of the first rounds."""
-    schedule, step, longest = _schedule(config), 0, 0
+    schedule, step, longest = schedule_of(config), 0, 0
     for _ in range(FEW):
         following = schedule.next_step(step)
         if following is None:
             break
         longest, step = max(longest, following - step), following
     return longest
-
-
-def _schedule(config: Any) -> Any:
-    from ray_lowcomm import strategies  # torch takes a second to import
-
-    known = moments_of(config.inner)
-    moments = ("exp_avg", "exp_avg_sq") if known is None else known
-    return strategies.schedule(config.strategy, moments, config.run.seed, config.inner.steps)

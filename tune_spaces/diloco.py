@@ -19,6 +19,7 @@ from typing import Any
 from ray import tune
 
 from ray_lowcomm.config import TrainConfig
+from ray_lowcomm.core.settings import Fault
 from ray_lowcomm.tuning.periods import with_rounds
 from ray_lowcomm.tuning.space import Fields, Sample, Space
 
@@ -38,7 +39,7 @@ def domains(base: TrainConfig) -> dict[str, Any]:
 def replica_counts(base: TrainConfig) -> list[int]:
     """Powers of two from 2 to the base's count, and that; no fewer than its quorum and its faults need."""
     fleet = base.fleet
-    least = max([2, fleet.quorum or 0, *(fault.replica + 1 for fault in base.faults)])
+    least = max([2, fleet.quorum or 0, *(fault.replica + 1 for fault in base.faults if isinstance(fault, Fault))])
     most = fleet.max_replicas
     smaller = [] if fleet.cohorts else [2**n for n in range(1, most.bit_length())]
     return [count for count in smaller if least <= count < most] + [most]

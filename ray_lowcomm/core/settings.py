@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Literal
 
 from ray_lowcomm.core.checks import choices, fraction, not_negative, positive
 from ray_lowcomm.core.errors import SettingError
+from ray_lowcomm.core.fault import Fault as Fault
+from ray_lowcomm.core.fault import RandomFaults as RandomFaults
 
 
 @dataclass(frozen=True)
@@ -338,29 +340,6 @@ def _replicas(given: object) -> int | tuple[int, int]:
         shown = list(given) if isinstance(given, tuple) else given
         raise SettingError("fleet.replicas", shown, "must be a whole number of at least 1, or [min, max] of such")
     return pair[0] if pair[0] == pair[1] else (pair[0], pair[1])
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One entry of a fault schedule: `do` to `replica` at `round`, in a given `phase` of that round.
-
-    `inner`: in the middle of the inner steps; `launched`: its messages are made; `exchange`: when the exchange begins;
-    `voted`: after the replica's vote, before the commit; `ready`: before what is committed is applied. `nan` puts a NaN
-    into one weight; `seconds` is for `hang`.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-
-    do: Literal["kill", "hang", "nan"]
-    replica: int
-    round: int
-    phase: Literal["inner", "launched", "exchange", "voted", "ready"] = "inner"
-    seconds: float = 20.0
-
-    def __post_init__(self) -> None:
-        choices("faults", self)
-        not_negative("faults", self, "replica", "seconds")
-        positive("faults", self, "round")
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,8 @@ def give_duties(fleet: FleetState, alive: list[Member], record: dict[str, Any]) 
 def _who_goes_on(fleet: FleetState, alive: list[Member], last: bool) -> tuple[list[Member], list[Member]]:
     """(who stays of the members of a committed round, who joins them).
 
-    Data positions are those of a launch. Where the round is applied later, the data cannot be shared anew: who comes
-    and who goes wait for the next round, and that is applied where it is launched.
+    Data positions are those of a launch. Where the round is applied later, the data cannot be shared anew, and who goes
+    has taken steps beyond: who comes and who goes wait for the next round, which is applied where it is launched.
     """
     joiners = fleet.in_state(MemberState.JOINING)
     fleet.give_overlap()
@@ -86,7 +86,8 @@ def _who_goes_on(fleet: FleetState, alive: list[Member], last: bool) -> tuple[li
     if fleet.halt.saves:
         return [], []
     stay = [member for member in alive if not member.leaving]
-    if stay and fleet.where.late and admission.deal(fleet, stay + joiners) != fleet.dealt:
+    others = len(stay) < len(alive) or admission.deal(fleet, stay + joiners) != fleet.dealt
+    if stay and fleet.where.late and others:
         fleet.where.overlap = 0
         return alive, [member for member in joiners if member.index in fleet.dealt]
     fleet.book.totals.replicas_left += len(alive) - len(stay)

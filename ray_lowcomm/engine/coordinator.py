@@ -165,6 +165,8 @@ def _fired(fleet: FleetState, fired: m.Fired) -> None:
     fleet.book.fired.add(fired.fault)
     fleet.event("fired", fired.fault)
     fleet.notice(f"fault {fired.fault} of the schedule: {fired.what or 'happens'} at replica {fired.member}")
+    if fired.leaves:
+        departures.ask(fleet, fired.member, "the fault schedule says so")
 
 
 def _failed(fleet: FleetState, failed: m.Failed) -> None:

@@ -16,10 +16,11 @@ from ray_lowcomm.core.wording import option
 from ray_lowcomm.engine import checkpoint, reported
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.loop_parts import LoopParts
+from ray_lowcomm.engine.round import Parties
 from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.engine.state import ReplicaState, SharedParameters
 from ray_lowcomm.engine.storage import Storage, persistent
-from ray_lowcomm.engine.transport import Channel, Pending, Transport
+from ray_lowcomm.engine.transport import Pending
 from ray_lowcomm.engine.work import Work
 from ray_lowcomm.strategies.contract import State
 
@@ -42,10 +43,9 @@ class Save:
 class Duties:
     """The duties of one replica; each reports to the driver when it is done."""
 
-    def __init__(
-        self, state: ReplicaState, work: Work, channel: Channel, transport: Transport, spec: RunSpec, member: int
-    ) -> None:
-        self._state, self._work, self._channel, self._transport = state, work, channel, transport
+    def __init__(self, state: ReplicaState, work: Work, parties: Parties, spec: RunSpec, member: int) -> None:
+        self._state, self._work, self._faults = state, work, parties.faults
+        self._channel, self._transport = parties.channel, parties.transport
         self._directory, self._member = spec.directory, member
         # tracks with periods of their own are not as they were at the last commit: a joiner needs them
         averaged = strategies.algorithm(spec.strategy.name).averages_moments
@@ -79,6 +79,7 @@ class Duties:
             strategy.digest() if strategy.consistent else "",
         )
         self._channel.request(offered)
+        self._faults.at("serving", number)
 
     def evaluate(self, number: int, evaluate: Callable[[nn.Module], Any] | None) -> None:
         """Validation loss of the shared parameters; the replica's own, its buffers and random state are left alone."""
@@ -131,11 +132,15 @@ class Duties:
     def _write(self, files: dict[str, State], saved: m.Saved, wait_s: float) -> None:
         written: dict[str, tuple[int, str]] = {}
         problem, storage = "", Storage(self._directory)
+
+        def save(name: str) -> tuple[int, str]:
+            if name != checkpoint.SHARED:  # by now that is written, where it is this member's to write
+                self._faults.at("checkpoint", saved.round)
+            return checkpoint.save_tensors(storage, f"{saved.folder}/{name}", files[name])
+
         try:
             for name in list(files):
-                path = f"{saved.folder}/{name}"
-                one = partial(checkpoint.save_tensors, storage, path, files[name])
-                written[name] = persistent(one, wait_s, partial(self._waits, "the last checkpoint"))
+                written[name] = persistent(partial(save, name), wait_s, partial(self._waits, "the last checkpoint"))
                 del files[name]
         except (OSError, LowCommError) as error:
             problem = f"{type(error).__name__}: {error}"

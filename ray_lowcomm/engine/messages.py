@@ -336,11 +336,13 @@ class Saved:
 
 @dataclass(frozen=True)
 class Fired:
-    """This entry of the fault schedule happens now; it must not happen again after a restart."""
+    """This entry of the fault schedule happens now; it must not happen again after a restart. `leaves`: so that the
+    replica is to leave after its round."""
 
     member: int
     fault: int
     what: str = ""
+    leaves: bool = False
 
 
 @dataclass(frozen=True)

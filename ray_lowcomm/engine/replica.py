@@ -18,7 +18,7 @@ from ray_lowcomm.engine.buffers import BufferSync
 from ray_lowcomm.engine.catching_up import Behind
 from ray_lowcomm.engine.duties import Duties, Save
 from ray_lowcomm.engine.entry import Entry, Standing
-from ray_lowcomm.engine.faults import FaultInjector
+from ray_lowcomm.engine.faults import FaultInjector, middle
 from ray_lowcomm.engine.inner_step import InnerStep
 from ray_lowcomm.engine.loop_parts import LoopParts, check_gradients
 from ray_lowcomm.engine.reception import Reception
@@ -47,9 +47,9 @@ class Replica:
         scaler = {} if parts.scaler is None else {SCALER: parts.scaler}
         local = {**parts.local_stateful, WORK: self._work, **scaler}
         self._state = ReplicaState(parts.model, tracks, strategy, buffers, dict(parts.stateful), local)
-        self._faults = FaultInjector(spec.faults, host.member, host.die, self._announce, host.sleep)
-        self._parties = Parties(strategy, buffers, host.channel, host.transport, self._faults, parts.model)
-        self._duties = Duties(self._state, self._work, host.channel, host.transport, spec, host.member)
+        self._faults = FaultInjector(spec.faults, host, parts.model)
+        self._parties = Parties(strategy, buffers, host.channel, host.transport, self._faults)
+        self._duties = Duties(self._state, self._work, self._parties, spec, host.member)
         moments = strategies.moments_of(tracks)
         self._schedule: Schedule = strategies.schedule(spec.strategy, moments, spec.run.seed, spec.steps)
         reset = spec.state_on_sync == "reset"
@@ -133,6 +133,7 @@ class Replica:
             self._state.optimizer.check()
             self._trained = True
         self._watch.mark()
+        self._faults.stepped()
         self._stands = self._positions()
 
     def report(self, metrics: Mapping[str, Any]) -> None:
@@ -167,6 +168,7 @@ class Replica:
                 self._launch_due = False
                 self._launch(self._stand.target, self._stands)
             self._watch.mark()
+            self._faults.stepped()
         if self._over:
             self._watch.close()
 
@@ -258,6 +260,7 @@ class Replica:
         stand, before = self._stand, self._stand.step
         launches = stand.left == 1 and self._flight is None
         if self._spec.faults:
+            self._faults.stepping()
             self._fault_between()
         at = stand.target if launches else before + 1
         averaged = launches and self._ops(at)[0].point == "after_backward"
@@ -280,8 +283,8 @@ class Replica:
         if flight is not None:
             beside_all = self._schedule.next_step(flight.launched_at) == flight.apply_at
             steps, number = (flight.apply_at - flight.launched_at if beside_all else 0), number + 1
-        if steps and stand.left == (steps + 1) // 2:
-            self._faults.at("inner", number, self._parts.model)
+        if middle(steps, stand.left):
+            self._faults.at("inner", number)
 
     def _reach(self) -> bool:
         """What is applied or launched at the step that has been reached; False as `_take`."""
@@ -308,7 +311,7 @@ class Replica:
         self._flight.launch(ops, self._work, positions, self._skipping.hopeless)
         stand.step, stand.left = step + stand.taken, self._flight.apply_at - step - stand.taken
         self._work.beyond = -stand.left
-        self._faults.at("launched", self.rounds + 1, self._parts.model)
+        self._faults.at("launched", self.rounds + 1)
         return stand.left > 0 or self._land()
 
     def _land(self) -> bool:
@@ -319,7 +322,7 @@ class Replica:
         if flight.apply_at > flight.launched_at:
             self._work.blocked_s += time.perf_counter() - began
         if isinstance(outcome, Held):
-            self._faults.at("ready", self.rounds + 1, self._parts.model)
+            self._faults.at("ready", self.rounds + 1)
             self._flight = None
             self._apply(outcome, flight)
             self._work.pause(time.perf_counter() - began)
@@ -392,7 +395,3 @@ class Replica:
         self._work.since = time.perf_counter()
         if welcome.launch is not None and self._stand.left == 0:
             self._launch(self._stand.target, self._stands)
-
-    def _announce(self, fault: int) -> None:
-        what = f"{self._spec.faults[fault].do} ({self._spec.faults[fault].phase}, round {self.rounds + 1})"
-        self._host.channel.request(m.Fired(self._host.member, fault, what))

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ray_lowcomm.core.errors import ExchangeError, FleetError, PayloadError
 from ray_lowcomm.core.guards import all_finite
@@ -46,7 +46,6 @@ class Parties:
     channel: Channel
     transport: Transport
     faults: FaultInjector
-    model: nn.Module
 
     def owner(self, op: SyncOp) -> Strategy | BufferSync:
         """Who proposes and applies this op."""
@@ -260,7 +259,7 @@ class Round:
             proposal.payload.restore()
 
     def _at(self, phase: str) -> None:
-        self.parties.faults.at(phase, self.seat.round + 1, self.parties.model)
+        self.parties.faults.at(phase, self.seat.round + 1)
 
 
 def _make(op: SyncOp, proposal: Proposal) -> str:

@@ -31,13 +31,22 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class Host:
-    """Where a replica lives: its number, its lines to the others, and how it dies when a fault schedule says so."""
+    """Where a replica lives: its number, its lines to the others, and what becomes of it when a fault schedule says so.
+
+    `die` ends it at once, `sleep` does nothing for some seconds of `clock`, `cut` lets it answer nobody for some,
+    `corrupt` flips so many bits of what it sends next, `kill` ends at once its ``cohort``, its ``node`` or the
+    ``driver``.
+    """
 
     member: int
     channel: Channel
     transport: Transport
     die: Callable[[], None]
     sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    cut: Callable[[float], None] = time.sleep
+    corrupt: Callable[[int], None] = lambda bits: None
+    kill: Callable[[str], None] = lambda whom: None
 
 
 def settings_to_agree(spec: RunSpec, state: ReplicaState) -> dict[str, str]:

@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from ray_lowcomm.core.errors import FleetError
+from ray_lowcomm.core.fault import Fault
 from ray_lowcomm.core.settings import CohortSettings
 from ray_lowcomm.core.wording import option
 from ray_lowcomm.engine.book import Event, RunPlan
@@ -100,10 +101,10 @@ class RayFleet:
     def _start_cohorts(self, train: TrainLoop) -> None:
         # Ray Train keeps files of its own, which nobody needs, in a place that it must see from all nodes
         fleet, storage = self._plan.fleet, f"{self._plan.directory}/{TRAIN_FOLDER}"
-        sent = Sent.of(train)
+        sent, here = Sent.of(train), ray.get_runtime_context().get_node_id()
 
         def plan_of(number: int, first: int) -> WorkerPlan:
-            return WorkerPlan(self._driver, sent, self._spec, self._id, number, first, self._shown, self._key)
+            return WorkerPlan(self._driver, sent, self._spec, self._id, number, first, self._shown, self._key, here)
 
         def start_one(index: int, place: Place) -> Cohort:
             return Cohort(plan_of(index, index), 1, fleet, storage, place)
@@ -147,9 +148,17 @@ class RayFleet:
             over = over or event.kind in ("failed", "ended")
             if self._elastic is not None:
                 self._elastic.note(event)
+            if event.kind == "fired":
+                self._kill_cohort_of(self._spec.faults[event.data])
             self._on_event(event)
             self._seen += 1  # last: one in whose handling Ctrl-C strikes is handled again by `_cut`
         return over
+
+    def _kill_cohort_of(self, fault: Fault) -> None:
+        """What no replica can do by itself: of a fleet that does not grow it ends the run."""
+        for cohort in self._all_cohorts() if fault.do == "kill" and fault.whom == "cohort" else ():
+            if fault.replica in cohort.members:
+                cohort.cut()
 
     def _tend_cohorts(self) -> None:
         if self._elastic is not None:

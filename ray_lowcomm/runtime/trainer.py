@@ -12,7 +12,6 @@ from ray_lowcomm.config import LoopConfig, LoopSettings, section
 from ray_lowcomm.core.errors import FleetError, LowCommError, SettingError
 from ray_lowcomm.core.settings import (
     CheckpointSettings,
-    Fault,
     FleetSettings,
     RunSettings,
     StrategySettings,
@@ -24,6 +23,7 @@ from ray_lowcomm.engine.checkpoint import discard, resumed, write_manifest
 from ray_lowcomm.engine.member import TrainLoop, describe
 from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.engine.storage import Storage
+from ray_lowcomm.fault_schedule import FaultEntry, faults_of
 from ray_lowcomm.runtime.arguments import judged
 from ray_lowcomm.runtime.fired import FiredFaults
 from ray_lowcomm.runtime.run_folder import RunFolder
@@ -78,7 +78,7 @@ class TrainerOptions:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[FaultEntry, ...] = ()
     buffers: str = "average"
     state_on_sync: str = "keep"
     skip_nonfinite: bool = True
@@ -129,6 +129,7 @@ class LowCommTrainer:
         self.options = section("LowCommTrainer", TrainerOptions, options)
         parts = {"strategy": strategy, "fleet": fleet, "run": run, "checkpoint": checkpoint, "inner": self.options}
         self._remarks = self._judged(parts | {name: options.get(name) for name in ("faults", "tracking")})
+        self.faults = faults_of((self.options.config or self._config()).resolved())
         self._stopping = ""
         self._stop_fleet: Callable[[str], None] | None = None
 
@@ -150,7 +151,7 @@ class LowCommTrainer:
             if over is not None:
                 recorder.on_notice(f"{folder.path} is complete: there is nothing to go on with up to step {self.steps}")
                 return Result(over, folder.path)
-            fired = FiredFaults(folder.path, self.options.faults, folder.newest is not None)
+            fired = FiredFaults(folder.path, self.faults, folder.newest is not None)
             plan = fired.told(self._plan(folder))
             recorder.on_start(self._info(folder))
             if folder.said:
@@ -314,7 +315,7 @@ class LowCommTrainer:
             run=self.run,
             checkpoint=self.checkpoint,
             fleet=self.fleet,
-            faults=tuple(options.faults),
+            faults=self.faults,
             buffers=options.buffers,
             state_on_sync=options.state_on_sync,
             skip_nonfinite=options.skip_nonfinite,

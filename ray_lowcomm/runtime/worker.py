@@ -1,10 +1,10 @@
 """What runs in each Ray Train worker: connect to the driver and live one replica's life."""
 
 import os
-import signal
 import uuid
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -14,6 +14,7 @@ import torch
 from ray_lowcomm.core.errors import FleetError
 from ray_lowcomm.engine.member import TrainLoop, run_member
 from ray_lowcomm.engine.run_spec import Host, RunSpec
+from ray_lowcomm.runtime import harms
 from ray_lowcomm.runtime.driver import TRAINER_GONE_S, Attachment
 from ray_lowcomm.runtime.output import passed_on
 from ray_lowcomm.runtime.ray_private import logs_folder
@@ -38,6 +39,7 @@ class WorkerPlan:
     first: int
     shown: bool = False
     key: str = ""
+    driver_node: str = ""  # its id
 
 
 def train_worker(config: dict[str, Any]) -> None:
@@ -73,10 +75,11 @@ def _run(plan: WorkerPlan, member: int, token: str) -> None:
     device = torch.device("cuda", 0) if ray.get_gpu_ids() and torch.cuda.is_available() else torch.device("cpu")
     transport = RayTransport(plan.run_id, channel, member, nccl=plan.spec.fleet.collective == "nccl")
     try:
-        run_member(plan.train, plan.spec, Host(member, channel, transport, die=_die), device)
+        run_member(plan.train, plan.spec, _host(plan, member, channel, transport), device)
     finally:
         transport.close()
 
 
-def _die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def _host(plan: WorkerPlan, member: int, channel: RayChannel, transport: RayTransport) -> Host:
+    kill = partial(harms.kill, plan.driver, plan.driver_node)
+    return Host(member, channel, transport, harms.die, cut=harms.cut, corrupt=transport.corrupt, kill=kill)

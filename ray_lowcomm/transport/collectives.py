@@ -24,6 +24,9 @@ class Collectives:
         """Hold nothing of the process group any more."""
         self._pg = None
 
+    def damage(self, bits: int) -> None:
+        """Nothing here would notice: settings refuse such a fault."""
+
     def abort(self) -> None:
         """Fail whatever is waited for, at once; from another thread than the one that waits."""
         pg = self._pg

@@ -4,7 +4,8 @@ gloo sends only what the other side has posted a receive for, and hears of that 
 always posted for the head of what each member sends next: an exchange begins with data, not with a request for it.
 
 Where a member dies gloo tells those who wait for pieces that have not begun to come, and not who waits for the one that
-has. So a mark of one byte follows each piece, and is waited for first.
+has. So a mark follows each piece, and is waited for first. It holds the piece's length and checksum: TCP's own is of 16
+bits, and of a mean nobody could tell later that a part of it was damaged.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import xxhash
 from torch import Tensor
 
 from ray_lowcomm.core.digest import tensor_bytes
@@ -28,6 +30,7 @@ AHEAD = 2  # heads from each other member that may come: an exchange often follo
 HEADS, BODIES, SUMS = 1, 2, 3  # tags: what a pair sends under one of them comes in that order
 MARKS = 3  # added to the tag of a piece: that of the mark behind it
 NEVER = 7  # a tag under which nobody sends
+MARK = 16  # bytes of a mark: length and checksum
 
 Key = tuple[str, int]
 
@@ -47,6 +50,8 @@ class Lanes:
         self._works: dict[Key, list[tuple[int, Any]]] = defaultdict(list)  # (peer, operation)
         self._staged: dict[Key, list[tuple[Tensor, Tensor]]] = defaultdict(list)  # (received, place)
         self._heads_due: dict[Key, list[tuple[int, Tensor]]] = defaultdict(list)  # (source, place)
+        self._checks: dict[Key, deque[tuple[int, Tensor, Tensor]]] = defaultdict(deque)  # (source, piece, mark)
+        self._flips = 0  # bits of the next piece, once its mark is made
         self._heads: dict[int, deque[Tensor]] = {other: deque() for other in self.others}
         for other in self.others * AHEAD:
             self._await_head(other, torch.empty(HEAD, dtype=torch.uint8))
@@ -82,10 +87,18 @@ class Lanes:
         self._waited: dict[int, float] = {}  # seconds, by rank
         self._waiting: tuple[int, float] | None = None  # the rank that is waited for now, since when
 
+    def damage(self, bits: int) -> None:
+        """Flip so many bits of the next piece that is sent, as a fault of the network would."""
+        self._flips = bits
+
     def send(self, key: Key, piece: Tensor, to: int, tag: int) -> None:
         """Post a piece on the CPU, contiguous, that does not change until `key` has been waited for."""
         if piece.numel():
-            self._post(key, "send", to, tag, tensor_bytes(piece), torch.empty(1, dtype=torch.uint8))
+            data = tensor_bytes(piece)
+            mark = _mark(data)
+            if self._flips:
+                data, self._flips = _flipped(data, self._flips), 0
+            self._post(key, "send", to, tag, data, mark)
 
     def receive(self, key: Key, place: Tensor, source: int, tag: int) -> None:
         """The next piece under this tag goes into `place`, contiguous: it is there once `key` has been waited for."""
@@ -103,6 +116,7 @@ class Lanes:
         """The head that this member has sent, uint8 [HEAD]; of a shorter one the rest is arbitrary."""
         for _ in range(2):  # its mark, and it
             self._wait_for_next("head", source)
+        self._check(("head", source))
         self._deadline.check()
         room = self._heads[source].popleft()
         head = room.clone()
@@ -113,12 +127,15 @@ class Lanes:
         """For all that was posted under this key.
 
         Raises:
-            ExchangeError: the exchange takes too long as a whole.
+            ExchangeError: the exchange takes too long as a whole, or something was damaged on the way.
             RuntimeError: from gloo.
         """
         while self._works[key]:
             self._wait_for_next(*key)
         del self._works[key]
+        while self._checks[key]:
+            self._check(key)
+        del self._checks[key]
         for received, place in self._staged.pop(key, []):
             place.copy_(to_device(received, place.device))
         for source, place in self._heads_due.pop(key, []):
@@ -139,15 +156,38 @@ class Lanes:
         self._receive(("head", source), room, source, HEADS)
 
     def _receive(self, key: Key, into: Tensor, source: int, tag: int) -> None:
-        self._post(key, "recv", source, tag, into, torch.empty(1, dtype=torch.uint8))
+        mark = torch.empty(MARK, dtype=torch.uint8)
+        self._checks[key].append((source, into, mark))
+        self._post(key, "recv", source, tag, into, mark)
         works = self._works[key]
         works[-2:] = works[-1], works[-2]  # without a variable for either: see `forget`
+
+    def _check(self, key: Key) -> None:
+        """That the oldest piece of those received under this key is what was sent."""
+        source, piece, mark = self._checks[key].popleft()
+        length = int(mark[:8].view(torch.int64))
+        if not 0 < length <= len(piece) or not torch.equal(_mark(piece[:length]), mark):
+            raise ExchangeError(f"what rank {source} sent was damaged on the way (checksum of {length:,} bytes)")
 
     def _post(self, key: Key, what: str, peer: int, tag: int, piece: Tensor, mark: Tensor) -> None:
         if self._pg is None:
             raise ExchangeError("the group has been destroyed")
         self._works[key].append((peer, getattr(self._pg, what)([piece], peer, tag)))
         self._works[key].append((peer, getattr(self._pg, what)([mark], peer, tag + MARKS)))
+
+
+def _mark(data: Tensor) -> Tensor:
+    """Length and checksum of these bytes, uint8 [MARK]."""
+    checksum = xxhash.xxh3_64_digest(data.numpy().data)
+    return torch.frombuffer(bytearray(len(data).to_bytes(8, "little") + checksum), dtype=torch.uint8)
+
+
+def _flipped(data: Tensor, bits: int) -> Tensor:
+    """A copy with so many bits flipped, each in a byte of its own as far as there are some."""
+    copy = data.clone()
+    for number in range(bits):
+        copy[number * max(1, len(copy) // bits) % len(copy)] ^= 1 << (number // len(copy)) % 8
+    return copy
 
 
 def pipeline(count: int, *stages: Callable[[int], None]) -> None:

@@ -71,6 +71,7 @@ class LocalFleet:
         self._back = threading.Semaphore(0)
         self._deposits: dict[tuple[int, str], dict[int, Any]] = {}
         self._results: dict[str, tuple[Tensor, ...]] = {}
+        self._damaged: set[int] = set()  # members whose next message comes to no good
         self._early_deaths: dict[int, int] = {}
         self._abandon = False
         self.stop_wanted: Callable[[], bool] = lambda: False  # whether the process was asked to stop
@@ -103,7 +104,7 @@ class LocalFleet:
         _INSIDE.a_fleet = True
         me.baton.acquire()
         link = LocalLink(self, index)
-        host = Host(index, link, link, die=link.die, sleep=link.sleep)
+        host = Host(index, link, link, link.die, link.sleep, link.now, cut=link.sleep, corrupt=link.corrupt)
         try:
             if not self._abandon:
                 run_member(train, self._spec, host, torch.device("cpu"))
@@ -250,13 +251,23 @@ class LocalFleet:
     def perform(self, index: int, plan: m.Plan, key: str, step: Step) -> tuple[Tensor, ...]:
         """Wait for the same step of all members of the plan; the last one combines them."""
 
-        def combined(steps: list[Step]) -> None:
+        def combined(sent: list[tuple[Step, bool]]) -> None:
+            steps = [step for step, _ in sent]
             self._results = {key: outcome(steps, plan.weights)}  # nobody asks for an earlier one
 
-        given = self.meet(index, plan, key, step, combined)
+        damaged = len(plan.members) > 1 and index in self._damaged
+        self._damaged -= {index} if damaged else set()
+        given = self.meet(index, plan, key, (step, damaged), combined)
+        bad = [member for member, (_, wrong) in zip(plan.members, given, strict=True) if wrong and member != index]
+        if bad:
+            raise ExchangeError(f"what replicas {bad} sent was damaged on the way")
         if isinstance(step, Swap):
-            return tuple(theirs.parts[plan.rank(index)] for theirs in given)
+            return tuple(theirs.parts[plan.rank(index)] for theirs, _ in given)
         return self._results[key]
+
+    def corrupt(self, index: int) -> None:
+        """What this member sends next is damaged on the way: nobody flips bits here, as nothing has a checksum."""
+        self._damaged.add(index)
 
     def meet(
         self,
@@ -378,3 +389,11 @@ class LocalLink:
     def sleep(self, seconds: float) -> None:
         """Hang in virtual time."""
         self.fleet.hang(self.index, seconds)
+
+    def now(self) -> float:
+        """Virtual seconds."""
+        return self.fleet.clock
+
+    def corrupt(self, bits: int) -> None:
+        """What is sent next does not come through."""
+        self.fleet.corrupt(self.index)

@@ -43,6 +43,10 @@ class Pairs:
         """See `Lanes`."""
         self._lanes.forget()
 
+    def damage(self, bits: int) -> None:
+        """See `Lanes`."""
+        self._lanes.damage(bits)
+
     def abort(self) -> None:
         """See `Lanes`."""
         self._lanes.abort()

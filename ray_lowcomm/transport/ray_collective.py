@@ -72,6 +72,10 @@ class Exchanges(Protocol):
         known. From another thread."""
         ...
 
+    def damage(self, bits: int) -> None:
+        """Flip so many bits of what is sent next, for a fault schedule."""
+        ...
+
     def forget(self) -> None:
         """Hold nothing of the process group any more."""
         ...
@@ -151,6 +155,11 @@ class LowCommGroup(BaseGroup):
         exchanges = self._exchanges
         if exchanges is not None:
             exchanges.abort()
+
+    def damage(self, bits: int) -> None:
+        """See `Exchanges`."""
+        if self._exchanges is not None:
+            self._exchanges.damage(bits)
 
     def waits_for(self) -> int | None:
         """See `Exchanges`."""

@@ -113,6 +113,7 @@ class RayTransport:
         self._group: LowCommGroup | None = None
         self._generation = -1
         self._sockets, self._strays, self._counted = 0, 0, 0.0
+        self._flips = 0
         self._offers = Offers()
 
     def beside(self, work: Callable[[], Result]) -> "Future[Result]":
@@ -139,6 +140,9 @@ class RayTransport:
         """See `Transport`. One collective per group and thread may be in flight, so steps go one after another."""
         with self._left_on_error():
             group = self._group_of(plan)
+            if self._flips and group.world_size > 1:
+                group.damage(self._flips)
+                self._flips = 0
             with self._watched(plan, group):
                 if isinstance(step, Gather):
                     return group.gather(step.message, step.sizes)
@@ -181,6 +185,10 @@ class RayTransport:
         except ExchangeError:
             self.close()
             raise
+
+    def corrupt(self, bits: int) -> None:
+        """Flip so many bits of what is sent next, for a fault schedule."""
+        self._flips = bits
 
     def strays(self) -> int:
         """See `Transport`."""

@@ -133,6 +133,42 @@ def test_what_the_strategy_says_is_said():
     assert "64" in line
 
 
+@pytest.mark.parametrize(
+    ("argv", "begins"),
+    [
+        (
+            ["--faults", '[{"do": "drop", "replica": 0, "round": 1}]'],
+            "faults[0].do = 'drop': must be kill, hang, nan, ",
+        ),
+        (
+            ["--faults", '[{"do": "kill", "replica": 0, "round": 1, "colour": 1}]'],
+            "faults[0].colour = 1: no such field; ",
+        ),
+        (
+            ["--faults", '[{"random": {"rate": 0.1, "kinds": ["x"]}}]'],
+            "faults[0].random.kinds[0] = 'x': must be kill, ",
+        ),
+        (["--faults", '[{"random": {"seed": 1}}]'], "faults[0].random.rate: is missing; must be a number"),
+        (["--faults", "[5]"], "faults[0] = 5: must be a section with do, replica, "),
+        (
+            ["--faults", '[{"do": "slow", "replica": 0, "round": 1}]', "--fleet.transport", "local"],
+            "faults[0].do = 'slow': needs fleet.transport: ray",
+        ),
+        (
+            ["--faults", '[{"do": "kill", "replica": 0, "round": 1, "whom": "node"}]', "--fleet.transport", "local"],
+            "faults[0].whom = 'node': needs fleet.transport: ray",
+        ),
+        (
+            ["--faults", '[{"do": "kill", "replica": 0, "round": 3, "phase": "checkpoint"}]'],
+            "faults[0].round = 3: has no checkpoint (checkpoint.every = 10)",
+        ),
+    ],
+)
+def test_a_mistake_in_the_fault_schedule_is_one_line(argv, begins):
+    (line,) = problems(*argv)
+    assert line.startswith(begins)
+
+
 def test_every_mistake_is_said_with_its_source(file):
     path = file("inner: {steps: abc}\nfleet: {cohorts: [{replicas: 2, place: eu}]}\nnonsense: 3\n")
     lines = problems("--config", path, "--run.seed", "x", environment={"RAY_LOWCOMM_DATA__SEQUENCE_LENGTH": "-4"})

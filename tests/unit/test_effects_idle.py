@@ -83,6 +83,9 @@ IDLE = {
         one("faults", '[{"do": "kill", "replica": 1, "round": 1, "seconds": 3}]'),
         r"faults[0].seconds",
     ),
+    "factor of a hang": (one("faults", '[{"do": "hang", "replica": 1, "round": 1, "factor": 3}]'), r"faults[0].factor"),
+    "bits of a nan": (one("faults", '[{"do": "nan", "replica": 1, "round": 1, "bits": 3}]'), r"faults[0].bits"),
+    "whose hang": (one("faults", '[{"do": "hang", "replica": 1, "round": 1, "whom": "node"}]'), r"faults[0].whom"),
 }
 
 
@@ -159,6 +162,10 @@ FAULT = {
     "round": {"round": 2},
     "phase": {"phase": "voted"},
     "seconds": {"do": "hang", "seconds": 3.0},
+    "whom": {"do": "kill", "whom": "node"},
+    "factor": {"do": "slow", "factor": 3.0},
+    "rounds": {"do": "slow", "rounds": 3},
+    "bits": {"do": "corrupt", "bits": 3},
 }
 
 

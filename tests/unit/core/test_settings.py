@@ -39,6 +39,8 @@ BAD: list[tuple[type, dict[str, Any], str]] = [
         r"fleet\.collective = 'nccl': needs GPUs: .*resources_per_replica\.GPU: 1",
     ),
     (s.Fault, {"do": "drop", "replica": 0, "round": 1}, r"faults\.do = 'drop': must be one of kill, hang, nan"),
+    (s.Fault, {"do": "slow", "replica": 0, "round": 1, "factor": 1}, r"faults\.factor = 1: must be greater than 1"),
+    (s.Fault, {"do": "full_disk", "replica": 0, "round": 1, "phase": "inner"}, r"faults\.phase = 'inner': must be ch"),
     (s.RunSettings, {"name": "a/b"}, r"run\.name"),
     (s.CheckpointSettings, {"keep": 0}, r"checkpoint\.keep"),
 ]

@@ -260,3 +260,26 @@ def test_who_is_killed_in_the_middle_of_a_piece_is_noticed_at_once(monkeypatch, 
     with pytest.raises(ExchangeError, match=r"losed|reset"):
         group.gather(torch.ones(0, dtype=torch.uint8), (0, 500_000_000))
     victim.wait(60)
+
+
+@pytest.mark.parametrize("numel", [1, 5, 3 * FIRST + 1, 400_003])
+@pytest.mark.parametrize("bits", [1, 3, 40])
+@pytest.mark.parametrize("what", ["mean", "gather", "all_to_all"])
+def test_what_is_damaged_on_the_way_is_noticed(what, bits, numel):
+    """Of a mean it would be in everybody's result alike."""
+
+    def work(group):
+        if group.rank == 1:
+            group.damage(bits)
+        vector = torch.arange(numel, dtype=torch.float32)
+        message = vector.view(torch.uint8)
+        weights, sizes = (0.5, 0.25, 0.25), [len(message)] * 3
+        given = {"mean": (vector, weights), "gather": (message, sizes), "all_to_all": ([message] * 3,)}[what]
+        try:
+            getattr(group, what)(*given)
+        except ExchangeError as error:
+            return str(error)
+        return ""
+
+    said = in_a_group(3, work)
+    assert sum("what rank 1 sent was damaged on the way" in text for text in said) == 1  # one piece, for one other
