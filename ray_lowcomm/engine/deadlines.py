@@ -8,6 +8,7 @@ from ray_lowcomm.engine.membership import EXPECTED, Exchange, MemberState, in_th
 
 NOTICE_S = 30.0  # a wait says who is missing this often
 VOTE_MARGIN_S = 10.0  # votes may come this long after the exchange's own deadline
+LATE_S = 0.5  # and only so long, where most have said that it has failed, and the others can catch up
 
 
 def tick(fleet: FleetState) -> None:
@@ -43,7 +44,8 @@ def _votes(fleet: FleetState, exchange: Exchange) -> None:
         for index in slow:
             absence.miss_slow(fleet, fleet.members[index], waited)
         return
-    if waited <= fleet.plan.fleet.deadline_s + VOTE_MARGIN_S:
+    few = fleet.plan.catches_up and exchange.broken and 2 * len(late) < len(members)
+    if waited <= fleet.plan.fleet.deadline_s + (LATE_S if few else VOTE_MARGIN_S):
         if waited > NOTICE_S:
             _say(fleet, f"round {fleet.round + 1}: waiting for the votes of {listed(late)} for {waited:.0f} s")
         return

@@ -13,7 +13,7 @@ from ray_lowcomm.core.errors import ModelError
 VAL_LOSS = "val_loss"
 TAKEN = frozenset(
     (
-        *("round", "step", "generation", "members", "loss", VAL_LOSS, "bytes_up", "bytes_down", "compute_s"),
+        *("round", "step", "generation", "members", "steps", "loss", VAL_LOSS, "bytes_up", "bytes_down", "compute_s"),
         *("exchange_s", "wait_s", "outer_s", "blocked_s", "retries", "skipped_steps", "spread", "overlap_steps"),
         *("number", "trial_id", "status", "reason", "rounds", "tokens", "wall_s", "bytes_to_loss"),
         *("outer_round", "own_metrics", "bytes_up_total", "bytes_down_total"),

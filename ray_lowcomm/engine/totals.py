@@ -141,7 +141,8 @@ class Totals:
 def round_record(
     position: tuple[int, int, int], arrivals: list[Arrival], votes: list[Vote], moved: list[Bytes], retries: int
 ) -> dict[str, Any]:
-    """A line of rounds.jsonl. `position` is (round, step, generation); `moved` are the members' bytes in this round.
+    """A line of rounds.jsonl. `position` is (round, step, generation); `moved` are the members' bytes in this round,
+    `steps` in it the inner steps of each of them.
 
     Loss is the mean over replicas with the weights of the parameters' mean, times are plain means, bytes those of the
     replica with most in this round. `compute_s` are the seconds in inner steps; `outer_s` and `blocked_s` as in `Vote`:
@@ -160,6 +161,7 @@ def round_record(
         "step": position[1],
         "generation": position[2],
         "members": [a.member for a in arrivals],
+        "steps": [a.steps for a in arrivals],
         "loss": sum(loss * weight for loss, weight in losses) / known if losses else None,
         "val_loss": None,
         "bytes_up": most(moved, "up"),

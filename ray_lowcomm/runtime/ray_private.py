@@ -52,6 +52,13 @@ def prepare_train_environment() -> None:
         os.environ.setdefault(name, value)
 
 
+def objects_in_store() -> int:
+    """How many objects the stores of all nodes hold."""
+    from ray._private.internal_api import get_memory_info_reply
+
+    return int(get_memory_info_reply(ray._private.state.state).store_stats.num_local_objects)
+
+
 def logs_folder() -> str:
     """Where Ray keeps the logs of this node's processes; it forwards none of the files there whose names are ours."""
     node: Any = ray._private.worker.global_worker.node

@@ -2,7 +2,7 @@
 test_joining (start_s) and test_losses (start_s after the loss of all)."""
 
 from ray_lowcomm.engine import messages as m
-from ray_lowcomm.engine.deadlines import NOTICE_S, VOTE_MARGIN_S
+from ray_lowcomm.engine.deadlines import LATE_S, NOTICE_S, VOTE_MARGIN_S
 
 from .desk import Desk, H, only
 
@@ -102,7 +102,7 @@ def test_vote_deadline_goes_on_without_who_has_not_voted():
     desk.arrive(0, 1, 2)
     desk.take(0, 1, 2)
     desk.vote(1, 2, ok=False)
-    desk.wait(40 + VOTE_MARGIN_S)
+    desk.wait(40 + LATE_S)
     assert desk.silent(1, 2)
     desk.wait(1)
     assert {p.members for p in only(desk.take(1, 2), m.Plan)} == {(1, 2)}

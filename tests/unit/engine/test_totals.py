@@ -12,7 +12,7 @@ from ray_lowcomm.engine.transport import bytes_moved
 from .desk import CONFIG, ROUNDS, SIZE, Desk, H
 
 RECORD_KEYS = {
-    *("round", "step", "generation", "members", "loss", "val_loss", "bytes_up", "bytes_down"),
+    *("round", "step", "generation", "members", "steps", "loss", "val_loss", "bytes_up", "bytes_down"),
     *("compute_s", "exchange_s", "wait_s", "outer_s", "blocked_s", "retries", "skipped_steps", "spread"),
 }
 

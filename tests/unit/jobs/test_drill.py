@@ -1,0 +1,185 @@
+"""`jobs.drill` without a cluster: which cells there are, how they are judged, what the page and the soak say."""
+
+import dataclasses
+import json
+
+import pytest
+
+from jobs import drill
+from jobs._main import run_main
+from jobs.drills.cells import HIT, KINDS, LAST, MODES, PHASES, PLACES, Cell, Drill, matrix, standard
+from jobs.drills.judge import rows
+from jobs.drills.loop import Process
+from jobs.drills.page import page
+from jobs.drills.scene import Seen
+from jobs.drills.soak import LEAST, Look, Watched, grown
+from ray_lowcomm.core.fault import Fault
+from ray_lowcomm.core.settings import FleetSettings
+
+FLEET = FleetSettings(replicas=3, deadline_s=10.0, hang_s=10.0)
+
+
+def seen(*faults, gaps=(), missing=(), rounds=8, **more):
+    """A run of 3 replicas, a round a second with 4 steps of each; `gaps`: extra seconds before a round; `missing`: who
+    is not in a round. Faults happen half a second before the commit of their round."""
+    cells = tuple(Cell(fault, "middle") for fault in faults)
+    run, at = Seen(Drill("d", "blocking", rounds, cells), began=100.0), 100.0
+    for number in range(1, rounds + 1):
+        members = [index for index in range(3) if (number, index) not in missing]
+        at += 1.0 + dict(gaps).get(number, 0.0)
+        run.rounds_at.append(at)
+        run.records.append({"round": number, "members": members, "steps": [4] * len(members), "loss": 1.0 / number})
+        for index, fault in enumerate(faults):
+            if fault.round == number:
+                run.faults_at[index] = at - 0.5 - dict(gaps).get(number, 0.0)
+    run.fired = [dataclasses.asdict(fault) for fault in faults]
+    done = {index: sum(4 for record in run.records if index in record["members"]) for index in range(3)}
+    run.processes = [Process(index, 10 + index, steps) for index, steps in done.items()]
+    run.summary = {"status": "finished", "state_digests": dict.fromkeys("012", "x"), "skipped_steps": 0, "goodput": 0.5}
+    run.summary["inner_steps"] = sum(done.values())
+    for name, value in more.items():
+        setattr(run, name, value)
+    return run
+
+
+def judged(run):
+    (row,) = rows(run, FLEET)
+    return row
+
+
+def test_the_matrix_has_each_cell_once():
+    drills = list(matrix(12.0))
+    found = [(d.mode, *cell.name.split("/"), cell.fault.round) for d in drills for cell in d.cells]
+    assert len(found) == len(set(found)) == len(KINDS) * len(PHASES) * len(PLACES) * len(MODES)
+    assert {(place, number) for *_, place, number in found} == {("first", 1), ("middle", 1 + LAST // 2), ("last", LAST)}
+    assert {cell.fault.replica for d in drills for cell in d.cells} == {HIT}
+    assert {cell.fault.seconds for d in drills for cell in d.cells if cell.fault.do in ("hang", "cut")} == {12.0}
+    some = list(matrix(12.0, ["kill", "voted", "blocking"]))
+    assert [d.name for d in some] == ["kill-voted-blocking"]
+    assert len({cell.fault.round for d in standard(12.0) for cell in d.cells}) == 4
+
+
+def test_a_cell_that_holds():
+    fault = Fault("kill", 1, 3)
+    row = judged(seen(fault, missing={(3, 1), (4, 1), (5, 1)}))
+    assert row.problems == ()
+    assert (row.members, row.back, row.recovery_s, row.stall_s, row.lost) == ([0, 2], 6, 3.5, 1.0, (0, 0))
+
+
+def test_who_hangs_after_its_vote_is_missing_later():
+    fault = Fault("hang", 1, 3, "voted", seconds=15.0)
+    row = judged(seen(fault, gaps={4: 10.0}, missing={(n, 1) for n in (4, 5, 6)}))
+    assert (row.back, row.recovery_s, row.stall_s, row.problems) == (8, 15.5, 11.0, ())
+
+
+FAULT = Fault("cut", 1, 3, seconds=12.0)
+GONE = {(n, 1) for n in (3, 4)}
+WRONG = {
+    "not fired": ({"fired": []}, "it did not happen"),
+    "other states": (
+        {
+            "summary": {
+                "status": "finished",
+                "state_digests": {"0": "x", "1": "y"},
+                "skipped_steps": 0,
+                "inner_steps": 88,
+            }
+        },
+        "final states differ",
+    ),
+    "failed": ({"error": "the driver is gone"}, "the run has not finished: the driver is gone"),
+    "a survivor that was started again": (
+        {"processes": [Process(0, 10, 30), Process(0, 11, 18), Process(1, 12, 40), Process(2, 13, 48)]},
+        "survivor 0 had 2 processes",
+    ),
+    "a step of a survivor done twice": (
+        {"processes": [Process(0, 10, 49), Process(1, 12, 40), Process(2, 13, 48)]},
+        "survivor 0 took 49 steps, and 48 were shared",
+    ),
+    "a cut that ends a process": (
+        {"processes": [Process(0, 10, 48), Process(1, 12, 20), Process(1, 14, 20), Process(2, 13, 48)]},
+        "replica 1 had 2 processes, with 0 deaths",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_cell_that_does_not_hold_says_why(case):
+    more, said = WRONG[case]
+    run = seen(FAULT, gaps={3: 10.0}, missing=GONE, rounds=12)
+    assert judged(run).problems == ()
+    for name, value in more.items():
+        setattr(run, name, value)
+    assert any(said in problem for problem in judged(run).problems)
+
+
+def test_others_may_not_stand_still_for_longer_than_the_deadline():
+    assert judged(seen(FAULT, gaps={3: 11.0}, missing=GONE, rounds=12)).problems == ()
+    (problem,) = judged(seen(FAULT, gaps={3: 13.0}, missing=GONE, rounds=12)).problems
+    assert problem == "the others stood still for 13.5 s, longer than 12.0 s"
+
+
+def test_who_does_not_come_back_is_told_of():
+    (problem,) = judged(seen(Fault("kill", 1, 3), missing={(n, 1) for n in range(3, 9)})).problems
+    assert "replica 1 was not back" in problem
+
+
+def test_the_page_has_a_timeline_and_loads_nothing():
+    run = seen(Fault("kill", 1, 3), missing={(3, 1)})
+    run.drill = dataclasses.replace(run.drill, name="<b>")
+    text = page("drill & co", [run], rows(run, FLEET))
+    assert text.count("<rect") == 3 * 8
+    assert text.count('class="out"') == 1
+    assert text.count('class="fault"') == 1
+    assert "<b>" not in text
+    assert "drill &amp; co" in text
+    assert not any(word in text for word in ("<script", "src=", "http:", "https:", "url("))
+
+
+def test_what_a_process_holds_may_not_grow():
+    def looks(**more):
+        usual = {"mib": 300.0, "descriptors": 40, "threads": 20}
+        return [Look("driver", 7, float(k), **(usual | {n: f(k) for n, f in more.items()})) for k in range(4 * LEAST)]
+
+    assert grown(Watched(looks(), [(0.0, 5)] * LEAST)) == []
+    assert grown(Watched(looks(mib=lambda k: 300 + k), [])) == []  # less than 16 MiB and 5% of them
+    (said,) = grown(Watched(looks(mib=lambda k: 300.0 + 4 * k), []))
+    assert said.startswith("driver (process 7): mib grew from ")
+    (said,) = grown(Watched(looks(descriptors=lambda k: 40 + 2 * k), []))
+    assert "descriptors grew" in said
+    (said,) = grown(Watched([], [(0.0, 10 * k) for k in range(4 * LEAST)]))
+    assert said.startswith("objects in Ray's stores grew")
+
+
+def test_mistakes_are_said_in_a_line(tmp_path, capsys):
+    file = tmp_path / "faults.yaml"
+    file.write_text("faults: 3\n")
+    for argv, said in (
+        (["--faults", str(file)], "must hold a list of faults"),
+        (["--faults", str(tmp_path / "none")], "must be a YAML or JSON file"),
+        (["--fleet.replicas", "1"], "fleet.replicas = 1: must be at least 2"),
+    ):
+        assert run_main(drill.main, argv) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line
+    file.write_text(json.dumps([{"do": "drop", "replica": 1, "round": 1}]))
+    assert run_main(drill.main, ["--faults", str(file)]) == 2
+    assert "faults[0].do = 'drop'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        drill.main(["--matrix", "--only", "kill,fire"])
+
+
+def test_a_schedule_of_ones_own_on_the_local_transport(tmp_path, capsys):
+    """The whole command, with all replicas in one process and in virtual time."""
+    file = tmp_path / "faults.json"
+    file.write_text('[{"do": "kill", "replica": 1, "round": 2}, {"do": "corrupt", "replica": 2, "round": 4}]')
+    argv = ["--faults", str(file), "--fleet.transport", "local", "--inner.steps", "24", "--strategy.inner_steps", "4"]
+    numbers = tmp_path / "numbers.json"
+    argv += ["--run.output_dir", str(tmp_path), "--json", str(numbers), "--data.eval_samples", "8"]
+    argv += ["--model.args", '{"layers": 1, "width": 16, "heads": 1}']
+    assert run_main(drill.main, argv) == 0, capsys.readouterr()
+    found = json.loads(numbers.read_text())
+    assert [row["cell"] for row in found] == ["kill/inner/round 2", "corrupt/inner/round 4"]
+    assert [row["members"] for row in found] == [[0, 2], [0, 1, 2]]
+    assert {row["lost"][1] for row in found} == {0}
+    assert (tmp_path / "drill.html").exists()
