@@ -11,7 +11,8 @@ PLACES = ("first", "middle", "last")
 MODES = ("blocking", "overlapped")
 HIT = 1  # the replica that faults are done to
 LAST = 25  # rounds of a run of the matrix
-APART = 12  # rounds from a fault to the next: who has died must be back
+APART = {"kill": 12, "hang": 8, "cut": 8}  # rounds from a fault to the next: who has died must be back
+LEAST_APART = 5
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,16 @@ def standard(seconds: float) -> list[Drill]:
 
 
 def _in_a_row(mode: str, pairs: Iterable[tuple[Kind, Phase]], seconds: float) -> Drill:
-    cells = tuple(
-        Cell(_fault(kind, phase, 2 + APART * number, seconds), "middle") for number, (kind, phase) in enumerate(pairs)
-    )
-    return Drill(f"standard-{mode}", mode, 2 + APART * len(cells), cells)
+    number, cells = 2, list[Cell]()
+    for kind, phase in pairs:
+        cells.append(Cell(_fault(kind, phase, number, seconds), "middle"))
+        number += APART.get(kind, LEAST_APART)
+    return Drill(f"standard-{mode}", mode, number, tuple(cells))
 
 
 def matrix(seconds: float, only: Collection[str] = ()) -> Iterator[Drill]:
-    """All of them: a run for each kind, phase and mode, with the fault in its first, middle and last round. Any few runs
-    in a row have many kinds and phases.
+    """All of them: a run for each kind, phase and mode, with the fault in its first, middle and last round. A few in a
+    row are of many kinds and phases.
 
     `only`: kinds, phases and modes that are wanted, where some are named.
     """

@@ -56,7 +56,11 @@ def test_the_matrix_has_each_cell_once():
     assert {cell.fault.seconds for d in drills for cell in d.cells if cell.fault.do in ("hang", "cut")} == {12.0}
     some = list(matrix(12.0, ["kill", "voted", "blocking"]))
     assert [d.name for d in some] == ["kill-voted-blocking"]
-    assert len({cell.fault.round for d in standard(12.0) for cell in d.cells}) == 4
+    for one in standard(12.0):
+        rounds = [cell.fault.round for cell in one.cells]
+        assert rounds == sorted(set(rounds))
+        assert len(rounds) == 4
+        assert one.rounds > max(rounds) + 1
 
 
 def test_a_cell_that_holds():
