@@ -20,8 +20,11 @@ def go_on_without(fleet: FleetState, late: list[int]) -> None:
     fleet.notice(f"round {fleet.round + 1}: goes on without {listed(late)} (quorum, fleet.grace_s)")
     for index in late:
         member = fleet.members[index]
-        fetching = member.state is MemberState.FETCHING  # it loads a state, as joiners do while others train
-        member.state = MemberState.ABSENT if fetching else MemberState.OUT
+        if member.state is MemberState.FETCHING:  # it loads a state, as joiners do while others train
+            member.state = MemberState.ABSENT
+        else:
+            fleet.book.count_unshared(member, fleet.where.overlap)  # it says more should it come before the end
+            member.state = MemberState.OUT
 
 
 def died_early(fleet: FleetState, index: int, why: str) -> None:

@@ -107,6 +107,14 @@ def test_steps_of_one_that_is_absent_at_the_end_are_counted_as_lost(tmp_path):
     assert any("replica 1 was not back at the end: its 4 steps are lost" in text for text in outcome.said("notice"))
 
 
+def test_steps_of_one_that_was_dropped_at_the_end_are_counted_as_lost(tmp_path):
+    fleet = {"quorum": 2, "grace_s": 6, "straggler": "drop"}
+    outcome = run(tmp_path, TOPK, faults=(Fault("hang", 1, STEPS // H, seconds=500.0),), fleet=fleet)
+    assert outcome.failure is None
+    assert outcome.records[-1]["members"] == [0, 2]
+    assert (outcome.summary["inner_steps"], outcome.summary["lost_inner_steps"]) == (3 * STEPS - H, H)
+
+
 def test_all_may_hang_at_once(tmp_path):
     faults = tuple(Fault("hang", index, 3, seconds=30.0) for index in range(3))
     outcome = run(tmp_path, TOPK, faults=faults)
