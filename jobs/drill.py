@@ -66,11 +66,14 @@ def main(argv: Sequence[str]) -> int:
     options, rest = _parser().parse_known_args(argv)
     faults = ["--faults", _schedule(options.faults)] if options.faults else []
     config = settled(load_config([*rest, *faults], DrillConfig, drawn=None))
+    if options.soak and config.fleet.transport == "local":
+        raise SettingError("fleet.transport", "local", "must be ray for --soak: it looks at processes")
     preflight(config)
     if options.soak:
         from jobs.drills.soak import soak
 
-        return soak(config, options.minutes * 60, options.json)
+        with _cluster(config):
+            return soak(config, options.minutes * 60, options.json)
     return _drill(config, _wanted(options, config), options.json)
 
 

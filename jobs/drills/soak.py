@@ -41,10 +41,11 @@ class Look:
 
 @dataclass
 class Watched:
-    """All looks, and the objects in Ray's stores at some seconds."""
+    """All looks, and the objects in Ray's stores at some seconds; `problem`: why there are no more."""
 
     looks: list[Look] = field(default_factory=list)
     objects: list[tuple[float, int]] = field(default_factory=list)
+    problem: str = ""
 
     def processes(self) -> list[list[Look]]:
         """The looks of each process that has been there for long enough."""
@@ -59,11 +60,18 @@ def soak(config: TrainConfig, seconds: float, numbers: Path | None) -> int:
     watched, console = Watched(), Console()
     directory = f"{config.run.output_dir}/{config.run.name}-soak"
 
+    def watch(stop: Callable[[str], None]) -> None:
+        try:
+            _watch(directory, seconds, watched)
+        except Exception as error:
+            watched.problem = f"what processes hold could not be looked at: {type(error).__name__}: {error}"
+        stop("the time of the soak is over")
+
     def begin(stop: Callable[[str], None]) -> None:
-        threading.Thread(target=_watch, args=(directory, seconds, watched, stop), daemon=True).start()
+        threading.Thread(target=watch, args=(stop,), daemon=True).start()
 
     seen = play(config, _drill(config), begin)
-    problems = grown(watched) + _problems_of(seen)
+    problems = grown(watched) + _problems_of(seen) + ([watched.problem] if watched.problem else [])
     if numbers is not None:
         looks = [asdict(look) for look in watched.looks]
         numbers.write_text(json.dumps({"looks": looks, "objects": watched.objects, "summary": seen.summary}) + "\n")
@@ -116,7 +124,7 @@ def _drill(config: TrainConfig) -> Drill:
     return Drill("soak", "soak", ROUNDS, tuple(Cell(fault, f"round {fault.round}") for fault in faults))
 
 
-def _watch(directory: str, seconds: float, watched: Watched, stop: Callable[[str], None]) -> None:
+def _watch(directory: str, seconds: float, watched: Watched) -> None:
     began = time.monotonic()
     while (at := time.monotonic() - began) < seconds:
         time.sleep(LOOK_S)
@@ -128,7 +136,6 @@ def _watch(directory: str, seconds: float, watched: Watched, stop: Callable[[str
             look = _look(who, pid, round(at, 1))
             watched.looks += [look] if look is not None else []
         watched.objects.append((round(at, 1), objects_in_store()))
-    stop("the time of the soak is over")
 
 
 def _children(raylets: set[str | None]) -> list[int]:

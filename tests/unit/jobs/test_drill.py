@@ -161,6 +161,7 @@ def test_mistakes_are_said_in_a_line(tmp_path, capsys):
     for argv, said in (
         (["--faults", str(file)], "must hold a list of faults"),
         (["--faults", str(tmp_path / "none")], "must be a YAML or JSON file"),
+        (["--soak", "--fleet.transport", "local"], "fleet.transport = 'local': must be ray for --soak"),
         (["--fleet.replicas", "1"], "fleet.replicas = 1: must be at least 2"),
     ):
         assert run_main(drill.main, argv) == 2
