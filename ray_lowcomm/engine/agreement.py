@@ -41,6 +41,12 @@ class Agreement:
             ADVICE.get(k, f"{k} is {v!r} there and {other!r} elsewhere") for k, (v, other) in differing.items()
         )
 
+    def adopt(self, settings: dict[str, str]) -> None:
+        """Go on with what a fleet had agreed on."""
+        moments = tuple(name for name in settings["optimizer.moments"].split(",") if name)
+        self.settings = settings
+        self._schedule = strategies.schedule(self._plan.strategy, moments, self._plan.run.seed, self._plan.total)
+
     def changes_since(self, before: dict[str, str]) -> tuple[str, str]:
         """Settings that differ from those of a checkpoint: (such as make its state useless, others)."""
         mine = self.settings

@@ -80,12 +80,12 @@ class Book:
         self.data_positions: dict[int, int] = {}
         self.fired: set[int] = set()
         self.digests: dict[int, str | None] = {}
-        self._begun = now
-        self._counted_to: float | None = None  # second up to which `possible_steps` are counted
-        self._moved: dict[int, m.Bytes] = {}
-        self._record: tuple[int, dict[str, Any]] | None = None  # (evaluator, record)
+        self.begun = now
+        self.counted_to: float | None = None  # second up to which `possible_steps` are counted
+        self.moved: dict[int, m.Bytes] = {}
+        self.record: tuple[int, dict[str, Any]] | None = None  # (evaluator, record)
         self.makings = Makings(self.notice, lambda kind, data: self.events.append(Event(kind, data)))
-        self._said_twice: set[str] = set()  # names of metrics that loop and evaluation both give
+        self.said_twice: set[str] = set()  # names of metrics that loop and evaluation both give
 
     def notice(self, text: str) -> None:
         """Say something to the user."""
@@ -96,7 +96,7 @@ class Book:
     def add_vote(self, vote: m.Vote) -> None:
         """Count the bytes of one attempt of one member."""
         self.totals.count_bytes(vote.member, vote.bytes)
-        moved = self._moved.setdefault(vote.member, {})
+        moved = self.moved.setdefault(vote.member, {})
         for kind, amount in vote.bytes.items():
             moved[kind] = moved.get(kind, 0) + amount
 
@@ -135,7 +135,7 @@ class Book:
             self.totals.skipped_steps += arrival.skipped
             if arrival.steps:
                 self.totals.count_accepted(arrival.member)
-        moved = list(self._moved.values())
+        moved = list(self.moved.values())
         place = where.round, where.launched, where.generation
         record = round_record(place, arrivals, votes, moved, retries) | {"overlap_steps": where.late}
         if record["loss"] is not None:
@@ -151,16 +151,16 @@ class Book:
         """Count the inner steps that all of these `members` could have taken since this was last called, at their last
         `paces`, in seconds a step. Not where replicas share a process: they take turns, and time is virtual."""
         known = [pace for pace in paces.values() if pace > 0]
-        before, self._counted_to = self._counted_to, now
+        before, self.counted_to = self.counted_to, now
         if before is not None and known and self.plan.fleet.transport != "local":
             mean = sum(known) / len(known)
             self.totals.possible_steps += sum((now - before) / (paces.get(i) or mean) for i in members)
 
     def _close_moved(self) -> None:
         """Add what the members have moved since the last round to the run's bytes."""
-        self.totals.bytes_up += most(self._moved.values(), "up")
-        self.totals.bytes_down += most(self._moved.values(), "down")
-        self._moved = {}
+        self.totals.bytes_up += most(self.moved.values(), "up")
+        self.totals.bytes_down += most(self.moved.values(), "down")
+        self.moved = {}
 
     def _count_residual_lost(self, number: int, count: int) -> None:
         self.totals.lost_residual += count
@@ -206,7 +206,7 @@ class Book:
 
     def hold(self, evaluator: int, record: dict[str, Any], evaluated: bool) -> None:
         """Keep the record until its evaluator reports, or emit it at once."""
-        self._record = (evaluator, record)
+        self.record = (evaluator, record)
         if not evaluated:
             self.flush(None)
 
@@ -215,24 +215,24 @@ class Book:
         if done.round == 0:
             self.totals.val_loss_start = done.val_loss
             self.events.append(Event("start_loss", done.val_loss))
-        elif self._record is not None and (self._record[0], self._record[1]["round"]) == (done.member, done.round):
+        elif self.record is not None and (self.record[0], self.record[1]["round"]) == (done.member, done.round):
             self.flush(done.val_loss, metrics=done.metrics)
 
     def flush(
         self, val_loss: float | None, evaluator: int | None = None, metrics: Mapping[str, float] | None = None
     ) -> None:
         """Emit the record that is held (if it waits for `evaluator`, or for anybody)."""
-        if self._record is None or (evaluator is not None and self._record[0] != evaluator):
+        if self.record is None or (evaluator is not None and self.record[0] != evaluator):
             return
         own = combined([(metrics or {}, 1.0)])
-        for name in sorted((own.keys() & self._record[1].keys()) - self._said_twice):
-            self._said_twice.add(name)
+        for name in sorted((own.keys() & self.record[1].keys()) - self.said_twice):
+            self.said_twice.add(name)
             self.notice(
                 f"{name} is given by `replica.report` and by `evaluate`: where there are both, the latter counts"
             )
-        record = self._record[1] | {"val_loss": val_loss} | own
+        record = self.record[1] | {"val_loss": val_loss} | own
         self.totals.metrics.update(own)
-        self._record = None
+        self.record = None
         if val_loss is not None:
             self.totals.val_loss = val_loss
         self.events.append(Event("record", record))
@@ -267,7 +267,7 @@ class Book:
             for part in parts.values():
                 self.data_positions.update(part.positions)
         manifest = self._sums() | making.stood
-        manifest["totals"]["wall_s"] = self.totals.wall_s + now - self._begun
+        manifest["totals"]["wall_s"] = self.totals.wall_s + now - self.begun
         for part in parts.values():
             manifest["positions"] |= {str(k): v for k, v in part.positions.items()}
         manifest |= {
@@ -339,7 +339,7 @@ class Book:
         """Fields of summary.json that follow from what was written down."""
         self._close_moved()  # of a round that was not committed, too
         digests = {str(i): d for i, d in sorted(self.digests.items())}
-        fields = self.totals.summary() | {"wall_s": round(self.totals.wall_s + now - self._begun, 3)}
+        fields = self.totals.summary() | {"wall_s": round(self.totals.wall_s + now - self.begun, 3)}
         fleet = self.plan.fleet
         replicas = self.totals.most_members if fleet.elastic else fleet.max_replicas
         return {"rounds": rounds, "replicas": replicas, "state_digests": digests} | fields

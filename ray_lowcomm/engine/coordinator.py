@@ -14,22 +14,47 @@ from typing import Any
 
 from ray_lowcomm.engine import absence, admission, deadlines, departures, exchanges, halt, losses, offers, serving
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.asked import Asked, again
 from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.fleet_state import FleetState, new_fleet
+from ray_lowcomm.engine.journal import Journal, asked_before, restored, written
 
 
 class Coordinator:
     """Membership, rounds, generations, votes and duties of one run. Hosts empty `outbox` and `events`."""
 
-    def __init__(self, plan: RunPlan, now: float) -> None:
-        self.fleet = new_fleet(plan, now)
+    def __init__(self, plan: RunPlan, now: float, journal: Journal | None = None, away_s: float = 0.0) -> None:
+        self.fleet = new_fleet(plan, now) if journal is None else restored(plan, journal, now, away_s)
+        self._asked = {} if journal is None else asked_before(journal)
         self.book, self.members, self.outbox = self.fleet.book, self.fleet.members, self.fleet.outbox
 
-    def handle(self, request: m.Request, now: float) -> None:
-        """Take a request of a member; answers, for it and others, appear in `outbox`."""
+    def handle(self, request: m.Request, now: float, process: str = "", number: int = 0) -> None:
+        """Take a request of a member; answers, for it and others, appear in `outbox`.
+
+        One with the same `number` of the same `process` as another is that one, sent again; 0: it has none.
+        """
         self.fleet.now = now
-        HANDLERS[type(request)](self.fleet, request)
+        asked = self._asked.get(request.member)
+        if asked is None or asked.process != process:
+            asked = self._asked[request.member] = Asked(process)
+        if not number or asked.take(request, number):
+            HANDLERS[type(request)](self.fleet, request)
+        else:
+            again(self.fleet, asked, request, number)
         self._settle()
+
+    def take_outbox(self) -> list[tuple[int, m.Answer]]:
+        """Empty the outbox. What it held is remembered, should somebody ask for it again."""
+        taken = list(self.outbox)
+        self.outbox.clear()
+        for index, answer in taken:
+            if index in self._asked and not isinstance(answer, m.Noted):
+                self._asked[index].got(answer)
+        return taken
+
+    def journal(self, now: float) -> Journal:
+        """What another coordinator needs to go on from here; make text of it at once. The outbox must be empty."""
+        return written(self.fleet, self._asked, now)
 
     def lost(self, index: int, incarnation: int, why: str, now: float) -> None:
         """A member has died or hangs; ignored unless this incarnation is the current one."""
@@ -132,6 +157,11 @@ class Coordinator:
     def ended(self) -> bool:
         """Whether the run has come to its end in order."""
         return self.fleet.ended
+
+    @property
+    def over(self) -> bool:
+        """Whether no further round will begin."""
+        return self.fleet.over
 
     @property
     def failure(self) -> str | None:

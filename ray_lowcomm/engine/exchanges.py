@@ -13,6 +13,10 @@ def arrive(fleet: FleetState, arrival: m.Arrival) -> None:
     launches = member or away
     if launches is None:
         fleet.answer(arrival.member, fleet.dismissal("this replica was given up by the fleet"))
+    elif member is not None and arrival.round != fleet.round:
+        member.state = MemberState.OUT
+        text = f"it stands at the end of round {arrival.round}, and the driver knows of round {fleet.round}"
+        fleet.answer(arrival.member, fleet.dismissal(text))
     elif not arrival.healthy and not fleet.over:
         rejections.sit_out(fleet, launches, arrival)
     elif member is None:
@@ -66,9 +70,13 @@ def vote(fleet: FleetState, vote: m.Vote) -> None:
     """A member has received all of an exchange, or has not."""
     member, exchange = fleet.current(vote.member, vote.incarnation, MemberState.EXCHANGING), fleet.exchange
     away = fleet.current(vote.member, vote.incarnation, MemberState.ABSENT)
+    known = fleet.current(vote.member, vote.incarnation, MemberState.TRAINING)
     if away is not None:
         fleet.book.add_vote(vote)
         absence.come_back(fleet, away)
+    elif known is not None and vote.arrival is not None:  # of an exchange that has died with a driver
+        fleet.book.add_vote(vote)
+        arrive(fleet, vote.arrival)
     elif member is None or exchange is None or exchange.generation != vote.generation:
         fleet.answer(vote.member, fleet.dismissal("its exchange is over"))
     else:

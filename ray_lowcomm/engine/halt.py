@@ -72,6 +72,12 @@ def instead_of_retry(fleet: FleetState, alive: list[Member]) -> bool:
     return fleet.halt.saves
 
 
+def begin_again(fleet: FleetState) -> None:
+    """The driver was started again while the run was being stopped: the exchange that was waited for is over."""
+    if fleet.halt.saves and not fleet.halt.folder and not fleet.ended:
+        _open(fleet)
+
+
 def do_without(fleet: FleetState, member: Member) -> None:
     """This member writes nothing any more."""
     if fleet.halt.folder and fleet.book.makings.do_without(fleet.halt.folder, member.index):

@@ -162,7 +162,8 @@ class Vote:
     nothing is exchanged beside inner steps digests and checks, too), `blocked_s` for waiting. `beside_s`: what is
     computed beside inner steps, to make what is sent and to check what is received. `residual_lost`: numbers of an
     owners' residual that nobody holds any more, in this member's shards. `strays`: sockets that this member holds
-    beyond those that it held when its group was formed.
+    beyond those that it held when its group was formed. `arrival`: its own in this round, for a driver that does not
+    know of the exchange, since it was started again.
     """
 
     member: int
@@ -179,6 +180,7 @@ class Vote:
     bytes: Bytes = field(default_factory=dict)
     residual_lost: int = 0
     strays: int = 0
+    arrival: Arrival | None = None
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ class Round:
             if problem:
                 self._discard()
             self._beside_s = time.perf_counter() - began
-        arrival = replace(
+        arrival = self._arrival = replace(
             self._arrival,
             healthy=not problem,
             problem=problem,
@@ -240,6 +240,7 @@ class Round:
             bytes=attempt.bytes,
             residual_lost=attempt.residual_lost,
             strays=self.parties.transport.strays(),
+            arrival=self._arrival,
         )
         answer = self.parties.channel.send(vote)
         self._at("voted")

@@ -50,6 +50,7 @@ class Totals:
     replicas_left: int = 0
     replicas_different: int = 0
     rounds_retried: int = 0
+    driver_restarts: int = 0
     nonfinite_rejected: int = 0
     rejected: dict[str, dict[str, int]] = field(default_factory=dict)
     skipped_steps: int = 0
@@ -129,6 +130,7 @@ class Totals:
             "replicas_left": self.replicas_left,
             "replicas_different": self.replicas_different,
             "rounds_retried": self.rounds_retried,
+            "driver_restarts": self.driver_restarts,
             "nonfinite_rejected": self.nonfinite_rejected,
             "rejected_replicas": {i: r for i, r in sorted(self.rejected.items()) if r["most_in_a_row"] > 1},
             "skipped_steps": self.skipped_steps,

@@ -1,26 +1,23 @@
 """The driver actor: hosts the coordinator, watches the replicas, and keeps what the trainer has to do or to say."""
 
 import asyncio
-import contextlib
 import os
 import time
-from dataclasses import dataclass
 from typing import Any
 
-import ray
 from ray.exceptions import ActorUnavailableError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ray_lowcomm.engine import checkpoint
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.checked import malformed
 from ray_lowcomm.engine.coordinator import HANDLERS, Coordinator
 from ray_lowcomm.engine.meeting import Meeting, Met
-from ray_lowcomm.engine.storage import Storage
-from ray_lowcomm.runtime.event_log import EventLog
+from ray_lowcomm.runtime import journal_file
+from ray_lowcomm.runtime.attachment import Attachment, rest_on_node
+from ray_lowcomm.runtime.due import LATER, Due
+from ray_lowcomm.runtime.for_trainer import ForTrainer
+from ray_lowcomm.runtime.journal_file import HostState, JournalFile
 from ray_lowcomm.runtime.meetings import OVER, Meetings
-from ray_lowcomm.runtime.output import read_rest
 from ray_lowcomm.runtime.ray_private import draining_nodes
 
 TICK_S = 0.25
@@ -28,20 +25,10 @@ WATCH_S = 0.2
 PING_TIMEOUT_S = 10.0
 DRAIN_S = 1.0
 REST_S = 10.0
-TRAINER_GONE_S = 120.0
+TAKEN = "another process has taken this replica's place"
 
-
-@dataclass(frozen=True)
-class Attachment:
-    """A replica's process: its actor, its pid, its node's id, and the file there that it prints to ('': unknown); `key`
-    is that of the run, `token` its own."""
-
-    token: str
-    handle: Any
-    pid: int
-    node: str
-    printed: str = ""
-    key: str = ""
+Outbox = list[tuple[int, m.Answer]]
+Letters = list[tuple["asyncio.Future[m.Answer]", m.Answer]]
 
 
 class Driver:
@@ -49,94 +36,133 @@ class Driver:
 
     `in_step`: a round is not closed before the trainer has dealt with the one before. `key` is the run's: who attaches
     must have it.
+
+    Before it answers, or shows an event, it writes down in the file `journal`, under the name `run`, what another
+    driver needs to go on from there; only plans go out at once, as an exchange begins again. Ray starts it again with
+    the same arguments: then it goes on from there. Who asks it something, and is not known to it yet, is told by None
+    to attach first.
     """
 
-    def __init__(self, plan: RunPlan, in_step: bool = False, key: str = "") -> None:
-        self._plan, self._key = plan, key
-        self._coordinator = Coordinator(plan, time.monotonic())
+    def __init__(self, plan: RunPlan, in_step: bool = False, key: str = "", journal: str = "", run: str = "") -> None:
+        self._plan, self._key, self._run = plan, key, run
+        kept = journal_file.read(journal, run) if journal else None
+        known, self._host = kept or (None, HostState())
+        self._restored, away_s = kept is not None, max(0.0, time.time() - self._host.written)
+        self._coordinator = Coordinator(plan, time.monotonic(), known, away_s)
+        self._journal = JournalFile(journal, self._content, self._not_written) if journal else None
         self._waiting: dict[int, asyncio.Future[m.Answer]] = {}
         self._attached: dict[int, Attachment] = {}
-        self._tokens: set[str] = set()  # of all processes that have ever attached
-        self._joined: dict[int, str] = {}  # token of the process that has joined last
-        self._gone: set[str] = set()  # tokens of processes that Ray has given up for good
-        self._pids: dict[int, list[int]] = {}
         self._meetings = Meetings()
-        self._events = EventLog()
-        self._handled = 0  # events that the trainer has dealt with
-        self._in_step, self._recorded = in_step, 0  # so many events up to the last round
+        self._trainer = ForTrainer(self._host, in_step, self._release)
         self._shown: dict[str, int] = {}  # token -> byte up to which what the process printed has been passed on
         self._rests: set[asyncio.Task[None]] = set()
-        self._news, self._progress = asyncio.Event(), asyncio.Event()
         self._halting = asyncio.Event()
-        self._writing: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._ticking: asyncio.Task[None] | None = None
+        self._due = Due(plan, self._host, self._trainer, self._manifest_written)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._begun: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
-        """Start the clock; call once. Returns the driver's pid."""
-        if self._ticking is None:
-            self._ticking = self._spawn(self._tick())
-            self._spawn(self._watch_nodes())
+        """Start the clock, once. Returns the driver's pid."""
+        if self._begun is None:
+            self._begun = self._spawn(self._begin())
+        await asyncio.shield(self._begun)
         return os.getpid()
+
+    async def _begin(self) -> None:
+        if self._restored:
+            number = self._coordinator.round + 1
+            text = f"the driver died and was started again (process {os.getpid()}): round {number} goes on"
+            self._coordinator.book.notice("the driver died and was started again" if self._coordinator.over else text)
+            self._publish()
+            self._spawn(self._wait_for_members())
+        if self._journal is not None:
+            await self._journal.written()  # nobody attaches to a driver whose successor would know nothing of it
+        for work in (self._tick(), self._watch_nodes(), self._due.run()):
+            self._spawn(work)
 
     # ---- replicas -------------------------------------------------------------------------------------------------
 
-    async def attach(self, member: int, attachment: Attachment) -> str:
-        """A replica's process is there and is watched from now on. Returns why it is refused, or ''."""
+    async def attach(self, member: int, attachment: Attachment, again: bool = False) -> str:
+        """A replica's process is there and is watched from now on; `again`: as it was by the driver that was there
+        before. Returns why it is refused, or ''."""
         most = self._plan.fleet.max_replicas
         if not isinstance(attachment, Attachment) or attachment.key != self._key:
             return "the driver refuses a process without the key of the run"
         if not isinstance(member, int) or not 0 <= member < most:
             return f"the driver refuses replica {member!r:.40}: there are {most}, numbered from 0"
-        self._attached[member] = attachment
-        self._tokens.add(attachment.token)
-        self._pids.setdefault(member, []).append(attachment.pid)
-        self._spawn(self._watch(member, attachment))
+        if self._restored:
+            await self.start()
+        tokens, token = self._host.tokens.setdefault(member, []), attachment.token
+        now = self._attached.get(member)
+        later = token in tokens[:-1] or (now is not None and now.token != token)
+        if again and (later or token in self._host.gone):
+            return TAKEN
+        if token not in tokens:
+            tokens.append(token)
+            self._host.pids.setdefault(member, []).append(attachment.pid)
+        if now is None or now.token != token:
+            self._attached[member] = attachment
+            self._spawn(self._watch(member, attachment))
+        if self._restored:
+            self._silent(member, token, "")
         return ""
 
-    async def request(self, request: m.Request, token: str) -> m.Answer:
+    async def request(self, request: m.Request, token: str, number: int = 0) -> m.Answer | None:
         """A replica's request; answered when the coordinator has an answer.
 
-        `token` is that of the attachment. A process may outlive its node as far as Ray knows, or its successor's start:
-        it has no part in the run any more.
+        `token` is that of the attachment; `number` is the same where it is sent again (0: it never is). A process may
+        outlive its node as far as Ray knows, or its successor's start: it has no part in the run any more.
         """
         problem = malformed(request, HANDLERS)
-        if problem and token in self._tokens:  # one of ours, and a defect
-            self._emit(Event("notice", problem))
+        if problem and self._is_ours(token):  # a defect
+            self._trainer.emit(Event("notice", problem))
+        if not problem and self._must_attach(request.member):
+            return None
         refused = problem or self._refused(request.member, token)
         if refused:
             return m.Stop(refused)
         member = request.member
         if isinstance(request, m.Join):
-            self._joined[member] = token
-        if self._in_step and isinstance(request, m.Arrival) and not await self._trainer_follows(member):
-            return m.Stop("another process has taken this replica's place")
-        outbox = self._handle(request)
+            self._host.joined[member] = token
+        if isinstance(request, m.Arrival):
+            process = self._host.joined.get(member)
+            await self._trainer.follows()
+            if self._host.joined.get(member) != process:
+                return m.Stop(TAKEN)
+        self._coordinator.handle(request, time.monotonic(), token, number)
+        outbox = self._take()
         noted = [a for index, a in outbox if index == member and isinstance(a, m.Noted)]
-        self._deliver([(i, a) for i, a in outbox if not isinstance(a, m.Noted)], requester=None if noted else member)
+        if not noted:
+            waiting = self._waits(member)
+        sending = self._spawn(self._send(self._addressed(outbox), bool(noted)))
         if noted:
+            await sending
             return noted[0]
-        waiting = self._waiting[member]
         try:
             return await waiting
         finally:  # an answer may hold references to a state, which others keep as long as it does
             if self._waiting.get(member) is waiting:
                 del self._waiting[member]
 
-    async def meet(self, meeting: Meeting, token: str) -> Met:
+    async def meet(self, meeting: Meeting, token: str) -> Met | None:
         """See `Meetings`; `token` as in `request`."""
-        refused = malformed(meeting, (Meeting,)) or self._refused(meeting.member, token)
+        problem = malformed(meeting, (Meeting,))
+        if not problem and self._must_attach(meeting.member):
+            return None
+        refused = problem or self._refused(meeting.member, token)
         if refused or not self._coordinator.exchange_is_on(meeting.generation):
             return Met(over=refused or OVER)
         return await self._meetings.meet(meeting)
 
-    async def printed(self, member: int, token: str, lines: list[str], end: int) -> None:
-        """Lines that a replica's process has printed, up to byte `end` of its file; returns when they are shown."""
-        if token in self._gone or token not in self._tokens:
-            return  # `_show_rest` has read them
+    async def printed(self, member: int, token: str, lines: list[str], end: int) -> bool | None:
+        """Lines that a replica's process has printed, up to byte `end` of its file; True when they are shown."""
+        if self._must_attach(member):
+            return None
+        if token in self._host.gone or not self._is_ours(token):
+            return False  # `_show_rest` has read them
         self._shown[token] = end
-        self._emit(Event("output", (member, lines)))
-        await self._is_handled(len(self._events))
+        self._trainer.emit(Event("output", (member, lines)))
+        return await self._trainer.is_handled(len(self._trainer))
 
     async def stop_asked(self) -> None:
         """Returns when replicas are to stop at their next step."""
@@ -144,7 +170,7 @@ class Driver:
 
     async def exchange_is_on(self, generation: int, waits_for: tuple[int, int] | None, token: str) -> bool:
         """See Coordinator; who is waited for is believed only who has a `token`."""
-        return self._coordinator.exchange_is_on(generation, waits_for if token in self._tokens else None)
+        return self._coordinator.exchange_is_on(generation, waits_for if self._is_ours(token) else None)
 
     # ---- trainer --------------------------------------------------------------------------------------------------
 
@@ -153,16 +179,7 @@ class Driver:
 
         Asking says that all events before `after` have been dealt with.
         """
-        self._handled = max(self._handled, after)
-        self._events.forget(after)
-        self._progress.set()
-        if len(self._events) <= after:
-            self._news.clear()
-            try:
-                await asyncio.wait_for(self._news.wait(), timeout_s)
-            except TimeoutError:
-                return []
-        return self._events.since(after)
+        return await self._trainer.ask(after, timeout_s)
 
     async def all_printed(self) -> None:
         """Wait until what processes that are gone had printed has become events."""
@@ -171,8 +188,7 @@ class Driver:
 
     async def stop(self, reason: str, save: bool = False) -> None:
         """End the run in order; see Coordinator."""
-        self._in_step = False
-        self._progress.set()
+        self._trainer.need_not_follow()
         self._coordinator.stop(reason, save)
         self._drain()
 
@@ -189,41 +205,76 @@ class Driver:
 
     async def pids(self) -> dict[int, list[int]]:
         """Process ids of each replica, one a start."""
-        return self._pids
+        return self._host.pids
 
     # ---- inside ---------------------------------------------------------------------------------------------------
 
     def _refused(self, member: int, token: str) -> str:
         """Why this process has no part in the run, or ''."""
         attached = self._attached.get(member)
-        if token in self._gone or attached is None or attached.token != token:
+        if token in self._host.gone or attached is None or attached.token != token:
             return "this process was given up, and another one takes this replica's place"
         return ""
 
-    def _handle(self, request: m.Request) -> list[tuple[int, m.Answer]]:
-        self._coordinator.handle(request, time.monotonic())
-        outbox = list(self._coordinator.outbox)
-        self._coordinator.outbox.clear()
+    def _must_attach(self, member: int) -> bool:
+        """Whether this driver, which was started again, has not heard of any process of the replica."""
+        return self._restored and member not in self._attached
+
+    def _is_ours(self, token: str) -> bool:
+        return any(token in tokens for tokens in self._host.tokens.values())
+
+    def _waits(self, member: int) -> "asyncio.Future[m.Answer]":
+        """What a member waits for from now on."""
+        old = self._waiting.get(member)
+        if old is not None and not old.done():
+            old.set_result(m.Stop(TAKEN))  # an earlier process of this replica that was cut off and is still waiting
+        self._waiting[member] = waiting = asyncio.get_running_loop().create_future()
+        return waiting
+
+    def _take(self) -> list[tuple[int, m.Answer]]:
+        """What the coordinator has to say to members; what it has to say to others is published."""
+        outbox = self._coordinator.take_outbox()
         self._publish()
         return outbox
 
-    def _deliver(self, outbox: list[tuple[int, m.Answer]], requester: int | None) -> None:
-        if requester is not None:
-            old = self._waiting.get(requester)
-            if old is not None and not old.done():
-                # an earlier process of this replica that was cut off and is still waiting
-                old.set_result(m.Stop("another process has taken this replica's place"))
-            self._waiting[requester] = asyncio.get_running_loop().create_future()
-        for index, answer in outbox:
-            waiting = self._waiting.get(index)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(answer)
+    def _addressed(self, outbox: Outbox) -> Letters:
+        """To those that wait for it now. Who does not has died, or will ask this driver yet."""
+        return [(self._waiting[i], a) for i, a in outbox if i in self._waiting and not isinstance(a, m.Noted)]
+
+    async def _send(self, letters: Letters, noted: bool = False) -> None:
+        """Deliver, after what they say is written down. With `noted` there is something else to write down."""
+        rest: Letters = []
+        for waiting, answer in letters:
+            if isinstance(answer, m.Plan):
+                _deliver([(waiting, answer)])
+            else:
+                rest.append((waiting, answer))
+        if self._journal is not None and (rest or noted):
+            self._trainer.shown(await self._journal.written())
+        _deliver(rest)
 
     def _drain(self) -> None:
-        outbox = list(self._coordinator.outbox)
-        self._coordinator.outbox.clear()
-        self._publish()
-        self._deliver(outbox, requester=None)
+        letters = self._addressed(self._take())
+        if self._journal is None:
+            _deliver(letters)
+        elif letters:
+            self._spawn(self._send(letters))
+
+    def _release(self) -> None:
+        """Let events be seen, once they are written down."""
+        if self._journal is None:
+            self._trainer.shown(len(self._trainer))
+        else:
+            self._spawn(self._send([], noted=True))
+
+    def _content(self) -> tuple[bytes, int]:
+        self._host.events, self._host.written = self._trainer.to_keep(), time.time()
+        journal = self._coordinator.journal(time.monotonic())
+        return journal_file.encoded(self._run, journal, self._host), len(self._trainer)
+
+    def _not_written(self, why: str) -> None:
+        lost = "should the driver die it goes on from what was written before, or the run ends"
+        self._trainer.emit(Event("notice", f"the driver cannot write its journal: {lost} ({why})"))
 
     def _publish(self) -> None:
         self._meetings.end_unless(self._coordinator.exchange_is_on)
@@ -232,71 +283,25 @@ class Driver:
         events = list(self._coordinator.events)
         self._coordinator.events.clear()
         for event in events:
-            if event.kind == "manifest":
-                self._writing = self._spawn(self._write_manifest(event, len(self._events), self._writing))
-            elif event.kind == "discarded":
-                self._writing = self._spawn(self._discard(event.data, self._writing))
-            elif event.kind == "ended":
-                self._spawn(self._end(event, self._writing))
+            if event.kind in LATER:
+                self._due.add(event)
             else:
                 if event.kind == "record":  # what has been done so far goes before it, for who adds up
-                    self._emit(Event("totals", self._coordinator.book.totals.summary()))
-                    self._recorded = len(self._events) + 1
-                self._emit(event)
+                    self._trainer.emit(Event("totals", self._coordinator.book.totals.summary()))
+                self._trainer.emit(event)
 
-    def _emit(self, event: Event) -> None:
-        self._events.append(event)
-        self._news.set()
-
-    async def _write_manifest(self, event: Event, after: int, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            await before
-        folder, manifest = event.data
-        if not await self._is_handled(after):
-            return
-        keep, problem = self._plan.checkpoint.keep, ""
-        try:
-            storage = Storage(self._plan.directory)
-            await asyncio.to_thread(checkpoint.write_manifest, storage, folder, manifest, keep)
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
+    def _manifest_written(self, folder: str, problem: str) -> None:
         self._coordinator.manifest_written(folder, problem)
         self._drain()
 
-    async def _discard(self, folder: str, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            await before
-        await asyncio.to_thread(checkpoint.discard, Storage(self._plan.directory), folder)
-
-    async def _is_handled(self, number: int) -> bool:
-        """Wait until the trainer has dealt with so many events; False: it is gone.
-
-        A resumed run begins at the newest manifest, so there must be none of a round that the trainer, killed in
-        between, has not written down.
-        """
-        deadline = time.monotonic() + TRAINER_GONE_S
-        while self._handled < number:
-            self._progress.clear()
-            try:
-                await asyncio.wait_for(self._progress.wait(), max(0.01, deadline - time.monotonic()))
-            except TimeoutError:
-                if time.monotonic() >= deadline:
-                    return False
-        return True
-
-    async def _trainer_follows(self, member: int) -> bool:
-        """Wait until the trainer has dealt with the last round; False: the replica was started again meanwhile."""
-        process, deadline = self._joined.get(member), time.monotonic() + TRAINER_GONE_S
-        while self._in_step and self._handled < self._recorded and time.monotonic() < deadline:
-            self._progress.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._progress.wait(), max(0.01, deadline - time.monotonic()))
-        return self._joined.get(member) == process
-
-    async def _end(self, event: Event, writing: asyncio.Task[None] | None) -> None:
-        if writing is not None:
-            await writing
-        self._emit(event)
+    async def _wait_for_members(self) -> None:
+        """Who does not come to this driver, which was started again, is lost."""
+        await asyncio.sleep(self._plan.fleet.hang_s)
+        for index, member in list(self._coordinator.members.items()):
+            if index not in self._attached:
+                why = f"it has not come to the new driver within {self._plan.fleet.hang_s:g} s (fleet.hang_s)"
+                self._coordinator.lost(index, member.incarnation, why, time.monotonic())
+        self._drain()
 
     async def _tick(self) -> None:
         while True:
@@ -307,7 +312,7 @@ class Driver:
     async def _watch(self, member: int, attachment: Attachment) -> None:
         """Notice death within a fraction of a second, and within the ping's timeout that a process does not answer."""
         silent = False
-        while attachment.token not in self._gone:
+        while attachment.token not in self._host.gone:
             await asyncio.sleep(WATCH_S)
             why, process = "", f"process {attachment.pid}"
             try:
@@ -318,14 +323,14 @@ class Driver:
                 why = f"{process} cannot be reached"
             except Exception as error:
                 why = f"{process} is gone: {type(error).__name__}"
-                self._gone.add(attachment.token)
+                self._host.gone.add(attachment.token)
                 if attachment.printed:
                     task = self._spawn(self._show_rest(member, attachment))
                     self._rests.add(task)
                     task.add_done_callback(self._rests.discard)
             if self._attached.get(member) is not attachment:
                 return
-            if attachment.token in self._gone:
+            if attachment.token in self._host.gone:
                 self._lost(member, attachment.token, why)
             elif why or silent:
                 self._silent(member, attachment.token, why)
@@ -340,12 +345,12 @@ class Driver:
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             lines = [f"… what it printed last is not known: {attachment.printed} cannot be read ({why})"]
         if lines:
-            self._emit(Event("output", (member, lines)))
+            self._trainer.emit(Event("output", (member, lines)))
 
     def _silent(self, member: int, token: str, why: str) -> None:
         """A process does not answer, or (`why` is '') does so again."""
         known = self._coordinator.members.get(member)
-        if known is None or self._joined.get(member) != token:
+        if known is None or self._host.joined.get(member) != token:
             return
         if why:
             self._coordinator.silent(member, known.incarnation, why, time.monotonic())
@@ -354,13 +359,13 @@ class Driver:
         self._drain()
 
     def _lost(self, member: int, token: str, why: str) -> None:
-        known, joined = self._coordinator.members.get(member), self._joined.get(member) == token
+        known, joined = self._coordinator.members.get(member), self._host.joined.get(member) == token
         if joined and known is not None:
             self._coordinator.lost(member, known.incarnation, why, time.monotonic())
         else:
             self._coordinator.died_early(member, why, time.monotonic())
         if joined:
-            self._deliver([(member, m.Stop(f"this process was given up: {why}"))], requester=None)
+            _deliver(self._addressed([(member, m.Stop(f"this process was given up: {why}"))]))
         self._drain()
 
     async def _watch_nodes(self) -> None:
@@ -371,26 +376,24 @@ class Driver:
                 draining = await asyncio.to_thread(draining_nodes)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
-                self._emit(Event("notice", f"which nodes are drained is not known, replicas there are lost: {reason}"))
+                self._trainer.emit(
+                    Event("notice", f"which nodes are drained is not known, replicas there are lost: {reason}")
+                )
                 return
             going = {member for member, attachment in self._attached.items() if attachment.node in draining}
             if going:
                 self._coordinator.nodes_go(going, "its node is being drained", time.monotonic())
                 self._drain()
 
-    def _spawn(self, work: Any) -> asyncio.Task[None]:
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
         # the loop keeps only weak references to tasks
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
 
-async def rest_on_node(node: str, path: str, offset: int) -> list[str]:
-    """`read_rest` on the node with this id."""
-    if node == ray.get_runtime_context().get_node_id():
-        return await asyncio.to_thread(read_rest, path, offset)
-    there = NodeAffinitySchedulingStrategy(node, soft=False)
-    task = ray.remote(read_rest).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
-    lines: list[str] = await task.remote(path, offset)
-    return lines
+def _deliver(letters: Letters) -> None:
+    for waiting, answer in letters:
+        if not waiting.done():
+            waiting.set_result(answer)

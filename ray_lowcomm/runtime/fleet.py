@@ -19,10 +19,10 @@ from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.runtime.cluster import check_room
 from ray_lowcomm.runtime.cohort import Cohort
-from ray_lowcomm.runtime.driver import Driver
+from ray_lowcomm.runtime.driver_actor import DriverActor
 from ray_lowcomm.runtime.elastic import ElasticCohorts
 from ray_lowcomm.runtime.groups import RayGroups
-from ray_lowcomm.runtime.ray_private import Place, beside_this_process
+from ray_lowcomm.runtime.ray_private import Place
 from ray_lowcomm.runtime.sending import Sent
 from ray_lowcomm.runtime.stopping import stop_in_order
 from ray_lowcomm.runtime.submitted import stop_time_s
@@ -58,8 +58,7 @@ class RayFleet:
         self._plan, self._spec, self._on_event, self._place = plan, spec, on_event, place
         self._shown = shown
         self._id, self._key = f"{plan.run.name}-{uuid.uuid4().hex[:8]}", secrets.token_hex()
-        options = beside_this_process() | {"max_concurrency": 1000}
-        self._driver: Any = ray.remote(Driver).options(**options).remote(plan, in_step, self._key)
+        self._driver = DriverActor(plan, in_step, self._key, self._id)
         self._cohorts: list[Cohort] = []
         self._groups, self._own = RayGroups(), list[Any]()  # placement groups that this fleet has asked for
         self._elastic: ElasticCohorts | None = None
@@ -74,7 +73,7 @@ class RayFleet:
         """Run to the end or to the run's failure (see `failure`); `summary` is the coordinator's in either case."""
         stopped = False
         try:
-            ray.get(self._driver.start.remote(), timeout=max(CALL_TIMEOUT_S, self._plan.fleet.start_s))
+            self._driver.ask("start", timeout_s=max(CALL_TIMEOUT_S, self._plan.fleet.start_s))
             self._start_cohorts(train)
             with stop_in_order() as asked:
                 while not self._stopping and not self._follow():
@@ -92,11 +91,11 @@ class RayFleet:
     def stop(self, reason: str) -> None:
         """Make `run` end now and in order; may be called from any thread."""
         self._stopping = True
-        self._driver.stop.remote(reason)
+        self._driver.tell("stop", reason)
 
     def pids(self) -> dict[int, list[int]]:
         """Process ids of each replica, one a start."""
-        return dict(ray.get(self._driver.pids.remote(), timeout=CALL_TIMEOUT_S))
+        return dict(self._driver.ask("pids", timeout_s=CALL_TIMEOUT_S))
 
     def _start_cohorts(self, train: TrainLoop) -> None:
         # Ray Train keeps files of its own, which nobody needs, in a place that it must see from all nodes
@@ -104,7 +103,8 @@ class RayFleet:
         sent, here = Sent.of(train), ray.get_runtime_context().get_node_id()
 
         def plan_of(number: int, first: int) -> WorkerPlan:
-            return WorkerPlan(self._driver, sent, self._spec, self._id, number, first, self._shown, self._key, here)
+            driver, shown = self._driver.handle, self._shown
+            return WorkerPlan(driver, sent, self._spec, self._id, number, first, shown, self._key, here)
 
         def start_one(index: int, place: Place) -> Cohort:
             return Cohort(plan_of(index, index), 1, fleet, storage, place)
@@ -138,9 +138,10 @@ class RayFleet:
     def _say(self, text: str) -> None:
         self._on_event(Event("notice", text))
 
-    def _follow(self, poll_s: float = POLL_S, timeout_s: float = CALL_TIMEOUT_S) -> bool:
-        """Handle what has happened; True: the run is over."""
-        events = ray.get(self._driver.events.remote(self._seen, poll_s), timeout=timeout_s)
+    def _follow(self, poll_s: float = POLL_S, timeout_s: float = CALL_TIMEOUT_S, cut: bool = False) -> bool:
+        """Handle what has happened; True: the run is over. With `cut` there is little time."""
+        patience_s = CUT_S if cut else None
+        events = self._driver.ask("events", self._seen, poll_s, timeout_s=timeout_s, patience_s=patience_s)
         over = False
         for event in events:
             if event.kind == "failed":
@@ -165,23 +166,25 @@ class RayFleet:
             self._elastic.tend(time.monotonic())
         for cohort in self._cohorts:
             if not cohort.running and cohort.error is not None:
-                self._driver.cohort_ended.remote(cohort.number, cohort.members, cohort.reason)
+                self._driver.tell("cohort_ended", cohort.number, cohort.members, cohort.reason)
 
     def _cut(self) -> None:
         """Stopped from outside: replicas may save what they have; then all of it goes, and is not waited for."""
         deadline = time.monotonic() + min(STOP_S, max(CUT_S, stop_time_s() - END_S))
         try:
-            ray.get(self._driver.stop.remote("asked from outside", save=True), timeout=CUT_S)
-            while (left := deadline - time.monotonic()) > 0 and not self._follow(min(left, POLL_S), 2 * CUT_S):
+            self._driver.ask("stop", "asked from outside", True, timeout_s=CUT_S, patience_s=CUT_S)
+            while (left := deadline - time.monotonic()) > 0 and not self._follow(
+                min(left, POLL_S), 2 * CUT_S, cut=True
+            ):
                 pass
-            self.summary = dict(ray.get(self._driver.summary.remote(), timeout=CUT_S))
+            self.summary = dict(self._driver.ask("summary", timeout_s=CUT_S, patience_s=CUT_S))
         except (GetTimeoutError, RayError) as error:
             self._say(f"the driver did not say how far the run has come: {type(error).__name__}")
         finally:
             for cohort in self._all_cohorts():
                 cohort.cut()
             self._free()
-            ray.kill(self._driver)
+            self._driver.end()
             if "://" not in self._plan.directory:  # a store that is slow would cost the summary
                 self._delete_train_folder()
 
@@ -191,8 +194,8 @@ class RayFleet:
         try:
             if self._elastic is not None:
                 self._elastic.ask_no_more()
-            ray.get(self._driver.stop.remote("the run is over"), timeout=CALL_TIMEOUT_S)
-            self.summary = dict(ray.get(self._driver.summary.remote(), timeout=CALL_TIMEOUT_S))
+            self._driver.ask("stop", "the run is over", timeout_s=CALL_TIMEOUT_S)
+            self.summary = dict(self._driver.ask("summary", timeout_s=CALL_TIMEOUT_S))
         except (GetTimeoutError, RayError) as error:
             leave_s = 0.0  # nobody tells the replicas to leave
             problems.append(type(error).__name__)
@@ -208,7 +211,7 @@ class RayFleet:
             self._free()
         except RayError as error:
             problems.append(f"placement groups: {type(error).__name__}")
-        ray.kill(self._driver)
+        self._driver.end()
         self._delete_train_folder()
         if problems:
             self._say(f"ending the run was not clean: {', '.join(problems)}")
@@ -217,11 +220,11 @@ class RayFleet:
         """Show what replicas print while they leave by themselves: they wait until it is shown."""
         while any(cohort.running for cohort in self._all_cohorts()) and time.monotonic() < deadline:
             self._show_output(POLL_S)
-        ray.get(self._driver.all_printed.remote(), timeout=CALL_TIMEOUT_S)
+        self._driver.ask("all_printed", timeout_s=CALL_TIMEOUT_S)
         self._show_output(0.0)
 
     def _show_output(self, wait_s: float) -> None:
-        for event in ray.get(self._driver.events.remote(self._seen, wait_s), timeout=CALL_TIMEOUT_S):
+        for event in self._driver.ask("events", self._seen, wait_s, timeout_s=CALL_TIMEOUT_S):
             self._seen += 1
             if event.kind == "output":
                 self._on_event(event)

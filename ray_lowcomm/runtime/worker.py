@@ -11,16 +11,16 @@ import ray
 import ray.train
 import torch
 
-from ray_lowcomm.core.errors import FleetError
 from ray_lowcomm.engine.member import TrainLoop, run_member
 from ray_lowcomm.engine.run_spec import Host, RunSpec
 from ray_lowcomm.runtime import harms
-from ray_lowcomm.runtime.driver import TRAINER_GONE_S, Attachment
+from ray_lowcomm.runtime.attachment import Attachment
+from ray_lowcomm.runtime.for_trainer import TRAINER_GONE_S
 from ray_lowcomm.runtime.output import passed_on
 from ray_lowcomm.runtime.ray_private import logs_folder
-from ray_lowcomm.transport.ray_transport import RayChannel, RayTransport
+from ray_lowcomm.transport.driver_line import DriverLine, RayChannel
+from ray_lowcomm.transport.ray_transport import RayTransport
 
-ATTACH_TIMEOUT_S = 60.0
 SHOW_TIMEOUT_S = TRAINER_GONE_S + 30.0
 
 
@@ -59,19 +59,17 @@ def live(plan: WorkerPlan, member: int) -> None:
         key=plan.key,
         printed=f"{logs_folder()}/replica-{member}-{token[:8]}.log" if plan.shown else "",
     )
-    refused = ray.get(plan.driver.attach.remote(member, attachment), timeout=ATTACH_TIMEOUT_S)
-    if refused:
-        raise FleetError(refused)
+    line = DriverLine(plan.driver, member, attachment, plan.spec.fleet.hang_s)
+    line.attach()
 
     def send(lines: list[str], end: int) -> None:
-        ray.get(plan.driver.printed.remote(member, token, lines, end), timeout=SHOW_TIMEOUT_S)
+        line.ask("printed", member, token, lines, end, timeout_s=SHOW_TIMEOUT_S).result()
 
     with passed_on(attachment.printed, send) if plan.shown else nullcontext():
-        _run(plan, member, token)
+        _run(plan, member, RayChannel(line))
 
 
-def _run(plan: WorkerPlan, member: int, token: str) -> None:
-    channel = RayChannel(plan.driver, token)
+def _run(plan: WorkerPlan, member: int, channel: RayChannel) -> None:
     device = torch.device("cuda", 0) if ray.get_gpu_ids() and torch.cuda.is_available() else torch.device("cpu")
     transport = RayTransport(plan.run_id, channel, member, nccl=plan.spec.fleet.collective == "nccl")
     try:

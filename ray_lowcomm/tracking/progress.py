@@ -253,6 +253,8 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     for index, counts in (summary.get("rejected_replicas") or {}).items():
         text = f"in {counts['rounds']} rounds, up to {counts['most_in_a_row']} in a row: not finite"
         rows.append(("rejected", f"replica {index} {text}"))
+    if summary.get("driver_restarts"):
+        row("driver", "died and was started again {driver_restarts} times", "driver_restarts")
     row("replicas lost", "{members_lost}, rounds retried {rounds_retried}", "members_lost", "rounds_retried")
     return rows
 

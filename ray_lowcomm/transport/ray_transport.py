@@ -1,16 +1,14 @@
-"""Channel and transport of a replica that lives in a Ray actor."""
+"""Transport of a replica that lives in a Ray actor."""
 
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayError
 from torch import Tensor
 
 from ray_lowcomm.core.errors import ExchangeError, FleetError
@@ -19,89 +17,14 @@ from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.meeting import Meeting, Met
 from ray_lowcomm.engine.transport import Fetched
 from ray_lowcomm.transport import ports
+from ray_lowcomm.transport.driver_line import Answering, RayChannel
 from ray_lowcomm.transport.driver_store import DriverStore
 from ray_lowcomm.transport.ray_collective import LowCommGroup, Rendezvous, close_group, open_group
 from ray_lowcomm.transport.ray_offers import Offers, fetch
 
-ASK_TIMEOUT_S = 10.0
 WATCH_S = 1.0  # while an exchange goes on the driver is asked this often whether it is still wanted
 COUNT_S = 10.0  # sockets are counted this often: it takes milliseconds
 Result = TypeVar("Result")
-GONE_S = 5.0  # a run that is stopped kills its driver and its replicas: one that lives on for a moment says nothing
-
-
-class RayChannel:
-    """The line to the driver actor, for the process that attached with this token."""
-
-    def __init__(self, driver: Any, token: str) -> None:
-        self._driver, self._token = driver, token
-        self._stop = driver.stop_asked.remote().future()  # is there once the driver is asked
-
-    def stop_asked(self) -> bool:
-        """See `Channel`."""
-        return self._stop.done() and self._stop.exception() is None
-
-    def send(self, request: m.Request) -> "Answering[m.Answer]":
-        """See `Channel`. The driver keeps the deadlines of what it is asked, so the answer has none of its own."""
-        try:
-            return Answering(self._driver.request.remote(request, self._token))
-        except RayError as error:
-            raise _gone(error) from error
-
-    def request(self, request: m.Request) -> m.Answer:
-        """See `Channel`."""
-        return self.send(request).result()
-
-    def meet(self, meeting: Meeting) -> "Answering[Met]":
-        """Tell and ask what a group's members need to find each other."""
-        try:
-            return Answering(self._driver.meet.remote(meeting, self._token), meeting.timeout_s + ASK_TIMEOUT_S)
-        except RayError as error:
-            raise _gone(error) from error
-
-    def exchange_is_on(self, generation: int, waits_for: tuple[int, int] | None = None) -> bool:
-        """Whether the driver still expects the members of this generation to exchange; it is told (member that waits,
-        member that is waited for)."""
-        try:
-            return bool(
-                ray.get(self._driver.exchange_is_on.remote(generation, waits_for, self._token), timeout=ASK_TIMEOUT_S)
-            )
-        except GetTimeoutError:
-            return True
-        except RayError as error:
-            raise _gone(error, 0.0) from error
-
-
-@dataclass(frozen=True)
-class Answering(Generic[Result]):
-    """An answer of the driver that may not be there yet."""
-
-    reference: Any
-    timeout_s: float | None = None
-
-    def done(self) -> bool:
-        """Whether it is there."""
-        return bool(ray.wait([self.reference], timeout=0)[0])
-
-    def result(self) -> Result:
-        """Wait for it.
-
-        Raises:
-            ExchangeError: it did not come in time.
-            FleetError: the driver is gone.
-        """
-        try:
-            answer: Result = ray.get(self.reference, timeout=self.timeout_s)
-            return answer
-        except GetTimeoutError as error:
-            raise ExchangeError(f"the driver of the run did not answer within {self.timeout_s:.0f} s") from error
-        except RayError as error:
-            raise _gone(error) from error
-
-
-def _gone(error: RayError, after_s: float = GONE_S) -> FleetError:
-    time.sleep(after_s)
-    return FleetError(f"the driver of the run is gone ({type(error).__name__})")
 
 
 class RayTransport:

@@ -2,6 +2,7 @@
 
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -16,8 +17,8 @@ from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.runtime.driver import Driver
 from ray_lowcomm.runtime.worker import WorkerPlan, live
 from ray_lowcomm.transport import ports
+from ray_lowcomm.transport.driver_line import DriverLine, RayChannel
 from ray_lowcomm.transport.driver_store import DriverStore
-from ray_lowcomm.transport.ray_transport import RayChannel
 from tests.ray.fleets import train_gpt
 
 KEY = "of this run"
@@ -84,7 +85,7 @@ def test_replicas_listen_at_their_nodes_address_and_strangers_get_nowhere(ray_cl
     assert ray.get(driver.summary.remote(), timeout=60)["rounds"] == 2
 
     store = DriverStore(lambda told, wanted, wait_s: channel.meet(Meeting(0, 9, told, wanted, wait_s)), 60.0)
-    channel = RayChannel(driver, "any")
+    channel = RayChannel(DriverLine(driver, 0, SimpleNamespace(token="any"), 60.0))
     ray.kill(driver)
     with pytest.raises(FleetError, match="the driver of the run is gone"):
         store.get("a")

@@ -5,6 +5,7 @@ from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSett
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import RunPlan
 from ray_lowcomm.engine.coordinator import Coordinator
+from ray_lowcomm.runtime.journal_file import HostState, decoded, encoded
 
 H, ROUNDS, SIZE = 4, 3, 40
 CONFIG = {"model.dense_bytes": str(SIZE), "run.seed": "0"}
@@ -38,8 +39,8 @@ class Desk:
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
-    def send(self, request):
-        self.coordinator.handle(request, self.now)
+    def send(self, request, process="", number=0):
+        self.coordinator.handle(request, self.now, process, number)
         self.collect()
 
     def join(self, *indices, digest="as built", config=CONFIG, **more):
@@ -117,6 +118,16 @@ class Desk:
             number = self.coordinator.round
             self.send(m.Saved(index, number, {}, folder=f"checkpoints/round_{number:06d}"))
 
+    def journal(self):
+        """What the driver has written down."""
+        return encoded("run", self.coordinator.journal(self.now), HostState())
+
+    def restart(self, journal):
+        """The driver has died, and another one goes on from this journal: all answers on their way are gone."""
+        known, _ = decoded(journal, "run")
+        self.coordinator = Coordinator(self.plan, self.now, known)
+        self.drop_answers()
+
     # ---- sequences ------------------------------------------------------------------------------------------------
 
     def begin(self):
@@ -135,13 +146,12 @@ class Desk:
     # ---- answers and events ---------------------------------------------------------------------------------------
 
     def collect(self):
-        for index, answer in self.coordinator.outbox:
+        for index, answer in self.coordinator.take_outbox():
             self.answers[index].append(answer)
             if isinstance(answer, m.Welcome):
                 self.welcomes[index] = answer
             if isinstance(answer, m.Plan):
                 self.plans[index] = answer
-        self.coordinator.outbox.clear()
         self.events += self.coordinator.events
         self.coordinator.events.clear()
 

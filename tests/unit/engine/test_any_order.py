@@ -20,18 +20,22 @@ class Player:
     """One replica as the driver sees it: what it would ask next, and whether it waits for an answer."""
 
     def __init__(self, index):
-        self.index, self.over, self.keeps = index, False, []
+        self.index, self.over, self.keeps, self.starts = index, False, [], 0
         self.start()
 
     def start(self):
         """A new process."""
         self.waits, self.incarnation, self.round, self.sleeps, self.slow = False, 0, 0, False, False
+        self.asked, self.number = None, 0
+        self.starts += 1
         self.members = ()
         self.next = [m.Join(self.index, "as built", {"model.dense_bytes": str(SIZE)})]
 
     def arrival(self):
         sizes = (m.PayloadSize(f"params@{self.round}", "mean", SIZE),)
-        return m.Arrival(self.index, self.incarnation, self.round, True, H, 8, 1.0, 1.0, sizes, "same", {self.index: 8})
+        positions = {self.index: 8}
+        self.sent = m.Arrival(self.index, self.incarnation, self.round, True, H, 8, 1.0, 1.0, sizes, "same", positions)
+        return self.sent
 
     def hear(self, answer, luck):
         """Take an answer; requests that follow are made in this order, each when its turn comes."""
@@ -40,7 +44,8 @@ class Player:
             return
         if isinstance(answer, m.Plan):
             ok, digest, self.members = luck.random() > 0.15, f"round {answer.round}", answer.members
-            self.next = [m.Vote(self.index, self.incarnation, answer.generation, ok, digest, exchange_s=luck.random())]
+            vote = m.Vote(self.index, self.incarnation, answer.generation, ok, digest, exchange_s=luck.random())
+            self.next = [replace(vote, arrival=self.sent)]
         elif isinstance(answer, m.Reset):
             self.next = [m.Join(self.index, "as built", {"model.dense_bytes": str(SIZE)}, reason=answer.reason)]
         elif isinstance(answer, m.Stop):
@@ -120,11 +125,14 @@ class Play:
 
     def say(self, player):
         request = player.next.pop(0)
-        if isinstance(request, m.Arrival) and self.desk.coordinator.stopping and self.luck.random() < 0.5:
+        first = request is not player.asked
+        if first and isinstance(request, m.Arrival) and self.desk.coordinator.stopping and self.luck.random() < 0.5:
             request = m.Paused(player.index, player.incarnation, player.round)
+        if request is not player.asked:  # else it is asked again
+            player.asked, player.number = request, player.number + 1
         player.waits = True
         player.over = isinstance(request, m.Finished)
-        self.desk.send(request)
+        self.desk.send(request, f"{player.index}, {player.starts}", player.number)
 
     def hear(self):
         for player in self.players:

@@ -13,7 +13,8 @@ from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import RunPlan
 from ray_lowcomm.engine.membership import MemberState
 from ray_lowcomm.runtime import driver as driver_module
-from ray_lowcomm.runtime.driver import Attachment, Driver
+from ray_lowcomm.runtime.attachment import Attachment
+from ray_lowcomm.runtime.driver import Driver
 
 PATIENCE_S = 60.0
 
@@ -204,7 +205,7 @@ def test_death_before_joining_is_counted_once(tmp_path):
             await room.driver.attach(0, process.attachment)
             await asyncio.sleep(0.1)
             process.trouble = ActorDiedError()
-            await room.until(lambda: f"early {number}" in room.driver._gone)  # noqa: B023
+            await room.until(lambda: f"early {number}" in room.driver._host.gone)  # noqa: B023
             assert bool(room.driver._coordinator.failure) == (number == 2)
         assert "replica 0 died 2 times before it joined" in room.driver._coordinator.failure
 
@@ -242,12 +243,12 @@ def test_a_fleet_of_a_fixed_size_stops_when_all_of_its_nodes_are_drained(tmp_pat
         await room.begin()
         asked = asyncio.ensure_future(room.driver.stop_asked())
         drained.add("node 0")
-        await room.until(lambda: room.driver._events.since(0)[-1].kind == "notice")
+        await room.until(lambda: room.driver._trainer._events.since(0)[-1].kind == "notice")
         assert "a checkpoint is written with the next round" in (await room.notices())[-1]
         assert not asked.done()
         drained.update(f"node {index}" for index in range(len(room.processes)))
         await asyncio.wait_for(asked, PATIENCE_S)
-        stopped = [event.data for event in room.driver._events.since(0) if event.kind == "stopped"]
+        stopped = [event.data for event in room.driver._trainer._events.since(0) if event.kind == "stopped"]
         assert stopped == ["all replicas: its node is being drained"]
 
     run(scenario)
@@ -285,13 +286,13 @@ def test_what_replicas_print_comes_as_events_once_and_in_order(tmp_path, monkeyp
         shown = [event.data for event in await driver.events(0, 0.01) if event.kind == "output"]
         assert shown == [(1, ["a", "b"])]
         assert not first.done()  # the replica keeps what comes next until this has been shown
-        number = len(driver._events)
+        number = len(driver._trainer)
         assert await driver.events(number, 0.01) == []
         await asyncio.wait_for(first, PATIENCE_S)
-        assert driver._events._kept == []  # nothing that was shown takes memory
+        assert driver._trainer.to_keep() == []  # nothing that was shown takes memory
 
         room.processes[1].trouble = ActorDiedError()
-        await room.until(lambda: "first 1" in driver._gone)
+        await room.until(lambda: "first 1" in driver._host.gone)
         await driver.all_printed()
         await driver.printed(1, "first 1", ["on its way when the process died"], 40)
         said = [event.data for event in await driver.events(number, 0.01) if event.kind == "output"]
@@ -311,7 +312,7 @@ def test_what_cannot_be_read_any_more_is_said(tmp_path, monkeypatch):
         room.processes[0].attachment = replace(room.processes[0].attachment, printed="file")
         await room.begin()
         room.processes[0].trouble = ActorDiedError()
-        await room.until(lambda: "first 0" in room.driver._gone)
+        await room.until(lambda: "first 0" in room.driver._host.gone)
         await room.driver.all_printed()
         said = [event.data for event in await room.driver.events(0, 0.01) if event.kind == "output"]
         assert said == [(0, ["… what it printed last is not known: file cannot be read (OSError: no such node)"])]
