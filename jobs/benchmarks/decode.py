@@ -12,7 +12,7 @@ from jobs.benchmarks import speed
 from jobs.benchmarks.speed import add_options
 
 __all__ = ["SAYS", "add_options", "run"]
-SAYS = "time to read the messages of a round, in copies of the parameters"
+SAYS = "time to read a round's messages, in copies of the parameters"
 
 
 def run(options: argparse.Namespace, console: Console) -> tuple[list[dict[str, Any]], list[str]]:

@@ -34,7 +34,7 @@ from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.settings import ModelSettings
 from ray_lowcomm.models import build
 
-SAYS = "what it costs when replicas join a run over slow links between real Ray hosts"
+SAYS = "what it costs when replicas join, over slow links"
 ONE, DONORS_KILLED, FOUR, KILLED, TWICE = "one", "donors_killed", "four", "joiner_killed", "twice"
 NAMES = (ONE, DONORS_KILLED, FOUR, KILLED, TWICE)
 DONORS, AFTER = 4, 1
