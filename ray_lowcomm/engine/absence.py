@@ -140,9 +140,11 @@ def _return(fleet: FleetState, member: Member, missed: tuple[m.Missed, ...]) -> 
         if missed:
             fleet.notice(f"{who} is back: it follows {_rounds(missed)}")
         member.state, member.arrival, member.vote = MemberState.TRAINING, None, None
-        # it begins where the last round is applied, or where the others are by then
+        # it begins where the last round is applied, or where the others are by then; with gradients that are averaged
+        # at the launch a step goes with it
         nominal = fleet.steps_to_next()
-        member.planned = min(max(0, nominal - fleet.where.late), fleet.waits.steps_left(nominal, fleet.now + takes_s))
+        left = max(1, fleet.waits.steps_left(nominal, fleet.now + takes_s))
+        member.planned = min(max(0, nominal - fleet.where.late), left)
     answer = answers.to_return(fleet, member, missed, again)
     if not again:
         member.stands, member.knows = fleet.round, fleet.dealt

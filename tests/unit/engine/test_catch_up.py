@@ -129,3 +129,12 @@ def test_one_that_comes_back_is_where_the_others_are(tmp_path):
     assert_nothing_is_lost(outcome)
     assert torch.equal(outcome.parameters(0), outcome.parameters(1))
     assert torch.equal(outcome.parameters(1), outcome.parameters(2))
+
+
+def test_gradients_of_one_that_comes_back_in_the_middle_of_a_round_go_with_a_step(tmp_path):
+    faults = (Fault("hang", 1, 1, "ready", seconds=100.0), Fault("kill", 0, 4))
+    setup = {"replicas": 2, "steps": 12, "every": 0, "step_s": STEP_S, "fleet": {"deadline_s": 15.0, "hang_s": 60.0}}
+    outcome = Setup(str(tmp_path), {"name": "ddp"}, faults=faults, **setup).go()
+    assert outcome.failure is None
+    assert len(set(outcome.summary["state_digests"].values())) == 1
+    assert outcome.records[-1]["members"] == [0, 1]

@@ -209,4 +209,4 @@ def test_who_comes_back_in_the_middle_of_a_round_takes_the_steps_that_are_left()
     committed(desk, 0, 2)
     desk.wait(60)
     desk.arrive(1)
-    assert only(desk.take(1), m.Return)[0].inner_steps == 0
+    assert only(desk.take(1), m.Return)[0].inner_steps == 1
