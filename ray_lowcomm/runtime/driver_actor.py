@@ -18,6 +18,7 @@ from ray_lowcomm.runtime.ray_private import beside_this_process
 NAMESPACE = "ray_lowcomm"
 SUFFIX = ".journal"
 AGAIN_S = 0.2  # a driver that is not there is looked for this often
+ANSWER_S = 10.0
 LEAVES_S = 10.0  # the driver of a run whose process has just died may take so long to go
 
 
@@ -86,6 +87,6 @@ def _journal_of(directory: str, run: str) -> str:
 def _refusal(name: str, plan: RunPlan) -> str:
     first = "a driver that does not answer"
     with suppress(RayError, ValueError):
-        first = f"process {ray.get(ray.get_actor(name, NAMESPACE).start.remote(), timeout=LEAVES_S)}"
+        first = f"process {ray.get(ray.get_actor(name, NAMESPACE).start.remote(), timeout=ANSWER_S)}"
     what = f"{plan.directory} is being trained: its driver is {first}"
     return f"{what}; end that run first, or choose another {option('run.name')}"

@@ -10,8 +10,11 @@ import ray
 import torch
 
 from ray_lowcomm import LowCommTrainer
-from ray_lowcomm.runtime.driver_actor import NAMESPACE
+from ray_lowcomm.core.errors import FleetError
+from ray_lowcomm.runtime import driver_actor
+from ray_lowcomm.runtime.driver_actor import NAMESPACE, DriverActor
 from tests.ray.fleets import Notes
+from tests.unit.runtime.test_driver import plan
 
 STRATEGIES = {"blocking": {}, "overlapped": {"overlap_steps": 4}}
 ROUNDS, PATIENCE_S = 10, 60.0
@@ -86,3 +89,15 @@ def test_the_run_goes_on_and_nothing_is_lost(case, nothing_left, tmp_path):
     assert not list(Path(result.path).glob("*.journal"))
     kinds = [event.kind for event in events]
     assert kinds.count("record") == kinds.count("totals") == ROUNDS
+
+
+def test_a_second_driver_of_a_run_is_refused_and_the_first_is_named(nothing_left, tmp_path, monkeypatch):
+    first = DriverActor(plan(tmp_path), False, "key", "first")
+    pid = first.ask("start", timeout_s=PATIENCE_S)
+    monkeypatch.setattr(driver_actor, "LEAVES_S", 0.0)
+    with pytest.raises(FleetError, match=rf"{tmp_path} is being trained: its driver is process {pid}; end that run"):
+        DriverActor(plan(tmp_path), False, "key", "second")
+    first.end()
+    assert not list(tmp_path.glob("*.journal"))
+    monkeypatch.undo()
+    DriverActor(plan(tmp_path), False, "key", "third").end()  # the name is free again
