@@ -42,7 +42,7 @@ from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.models import build
 from ray_lowcomm.transport.local import LocalFleet
 
-SAYS = "bits per parameter of every strategy, up and down, against the bound"
+SAYS = "bits per parameter of every strategy, against the bound"
 LAYERS, WIDTH_STEP, HEAD = 8, 64, 64
 VOCABULARY = 256
 INNER_STEPS, BATCH = 2, 2
