@@ -74,7 +74,8 @@ def read(path: str, run: str) -> tuple[Journal, HostState] | None:
     except FileNotFoundError as error:
         import ray
 
-        if ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed:
+        here = ray.get_runtime_context() if ray.is_initialized() else None
+        if here is not None and here.get_actor_id() is not None and here.was_current_actor_reconstructed:
             raise CheckpointError(f"the driver cannot go on: nothing was written to {path} before it died") from error
         return None
 

@@ -97,11 +97,16 @@ def test_a_trial_whose_process_is_killed_fails_and_the_sweep_goes_on(sweep):
     assert trial.rounds == [1, 2]
 
 
-def test_a_trial_whose_driver_is_killed_fails_with_its_reason(sweep):
+def test_a_trial_whose_driver_is_killed_goes_on(sweep):
     trial = sweep[0]["driver dies"]
-    assert trial.reason == "the driver of the run is gone (ActorDiedError)"
-    assert trial.rounds[:2] == [1, 2]
-    assert trial.summary()["status"] == "failed"
+    assert trial.reason == ""
+    assert len(trial.rounds) >= 4
+    assert trial.rounds == list(range(1, len(trial.rounds) + 1))
+    lines = [line["round"] for line in trial.lines()]  # where the scheduler stops it a round may be on its way
+    assert lines == list(range(1, len(lines) + 1))
+    assert lines[: len(trial.rounds)] == trial.rounds
+    summary = trial.summary()
+    assert (summary["driver_restarts"], summary["lost_inner_steps"]) == (1, 0)
 
 
 def test_a_trial_that_cannot_be_run_says_why(sweep):
