@@ -20,17 +20,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-import yaml
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from jobs.benchmarks.join_run import Loaded, Scene, Seen
 from jobs.benchmarks.link_hosts import RayHosts
-from jobs.benchmarks.link_loop import Marks
+from jobs.benchmarks.link_loop import model_args, utilised
 from jobs.benchmarks.links import Links, lacking
-from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.settings import ModelSettings
 from ray_lowcomm.models import build
 
@@ -124,7 +121,7 @@ def row_of(name: str, scene: Scene, seen: Seen, mbit: float) -> Row:
     windows = [(each.at - each.seconds, each.at) for each in seen.loaded]
     if name == KILLED:  # from then on until a round has ended without it
         windows = [(seen.disturbed, seen.disturbed + scene.step_s * scene.strategy["inner_steps"])]
-    others = [_utilised([seen.marks[member] for member in stay], *window) for window in windows]
+    others = [utilised([seen.marks[member] for member in stay], *window) for window in windows]
     sizes = [each.nbytes / parameters for each in seen.loaded]
     came = {each.member for each in seen.loaded} & set(seen.rounds[-1]["members"])
     last = seen.held[-1]
@@ -178,12 +175,6 @@ def _wrong(row: Row) -> list[str]:
     return found
 
 
-def _utilised(marks: Sequence[Marks], begin: float, end: float) -> float:
-    """Share of the time in inner steps between two times, the mean over replicas."""
-    inner = [np.diff(np.interp([begin, end], each.at, each.inner))[0] for each in marks]
-    return float(statistics.fmean(inner) / (end - begin))
-
-
 def _given(loaded: Sequence[Loaded]) -> dict[str, dict[str, int]]:
     """Bytes by the round whose state it was, and the member that gave them."""
     found: dict[str, dict[str, int]] = {}
@@ -200,9 +191,7 @@ def _uneven(loaded: Sequence[Loaded]) -> float:
 
 
 def _stand(options: argparse.Namespace) -> Stand:
-    model = yaml.safe_load(options.model)
-    if not isinstance(model, dict):
-        raise SettingError("--model", options.model, "must be a YAML mapping, such as {layers: 4, width: 128}")
+    model = model_args(options.model)
     parameters = sum(parameter.numel() for parameter in build(ModelSettings(args=model)).parameters())
     return Stand(model, parameters, options.step_s, options.inner_steps, options.rounds)
 

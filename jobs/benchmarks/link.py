@@ -20,12 +20,12 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-import yaml
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from jobs.benchmarks.link_hosts import RayHosts
+from jobs.benchmarks.link_loop import model_args
 from jobs.benchmarks.link_rows import (
     BLOCKING,
     LONES,
@@ -43,7 +43,6 @@ from jobs.benchmarks.link_rows import (
 )
 from jobs.benchmarks.link_run import Done, Task
 from jobs.benchmarks.links import Links, lacking
-from ray_lowcomm.core.errors import SettingError
 
 SAYS = "time in inner steps, over slow links between real Ray hosts"
 TABLE_WIDTH = 150
@@ -127,9 +126,7 @@ def _rows(bench: Bench, options: argparse.Namespace, lab: Lab, console: Console)
 
 
 def _bench(options: argparse.Namespace) -> Bench:
-    model = yaml.safe_load(options.model)
-    if not isinstance(model, dict):
-        raise SettingError("--model", options.model, "must be a YAML mapping, such as {layers: 4, width: 128}")
+    model = model_args(options.model)
     return Bench(
         model=model,
         step_s=options.step_s or None,

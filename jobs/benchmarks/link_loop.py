@@ -5,14 +5,18 @@ gradients are finite, and the optimizer's step. All else of `replica.step` and `
 waits, and what the outer step computes.
 """
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+import yaml
 from torch import Tensor, nn
 
+from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.settings import ModelSettings
 from ray_lowcomm.engine.member import Context
 from ray_lowcomm.engine.replica import Replica
@@ -38,6 +42,12 @@ class Marks:
     def step_s(self, first: int, last: int) -> float:
         """Seconds of an inner step, the mean over those after `first` up to `last`."""
         return (self.inner[last] - self.inner[first]) / (last - first)
+
+
+def utilised(marks: Sequence[Marks], begin: float, end: float) -> float:
+    """Share of the time in inner steps between two times, the mean over replicas."""
+    inner = [np.diff(np.interp([begin, end], each.at, each.inner))[0] for each in marks]
+    return float(statistics.fmean(inner) / (end - begin))
 
 
 @dataclass
@@ -112,6 +122,14 @@ class Loop:
         if step < self.until:
             time.sleep(self.step_s or 0.0)
         return torch.ones(())
+
+
+def model_args(text: str) -> dict[str, Any]:
+    """`model.args` as they are given on the command line, in YAML. SettingError if they are no mapping."""
+    model = yaml.safe_load(text)
+    if not isinstance(model, dict):
+        raise SettingError("--model", text, "must be a YAML mapping, such as {layers: 4, width: 128}")
+    return model
 
 
 def _forward_and_backward(model: nn.Module) -> Tensor:

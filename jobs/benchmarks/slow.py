@@ -11,24 +11,20 @@ sleeps for what is left of `--step-s`. Needs what `link` does; else nothing is m
 
 import argparse
 import json
-import statistics
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-import yaml
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from jobs.benchmarks.link_hosts import RayHosts
-from jobs.benchmarks.link_loop import BATCH, LENGTH, Marks
+from jobs.benchmarks.link_loop import BATCH, LENGTH, model_args, utilised
 from jobs.benchmarks.links import Links, lacking
 from jobs.benchmarks.slow_run import Course, Ran
-from ray_lowcomm.core.errors import SettingError
 
 SAYS = "what one slow link costs the other replicas, on real Ray hosts"
 LEAST_UTILISED, WORSE_BY = 0.9, 0.01
@@ -101,8 +97,8 @@ def row_of(name: str, ran: Ran, window: tuple[float, float]) -> Row:
     summary = ran.summary
     return {
         "run": name,
-        "utilised": _utilised(others, *window),
-        "utilised_after": _utilised(others, window[1], end),
+        "utilised": utilised(others, *window),
+        "utilised_after": utilised(others, window[1], end),
         "missed": sum(last not in record["members"] for record in ran.rounds),
         "back": last in ran.rounds[-1]["members"],
         "seconds": end - ran.marks[0].at[0],
@@ -143,16 +139,8 @@ def _ran(hosts: RayHosts, course: Course) -> Ran:
     return Ran.of(hosts.ask(json.dumps(asdict(course))))
 
 
-def _utilised(marks: Sequence[Marks], begin: float, end: float) -> float:
-    """Share of the time in inner steps between two times, the mean over replicas."""
-    inner = [np.diff(np.interp([begin, end], each.at, each.inner))[0] for each in marks]
-    return float(statistics.fmean(inner) / (end - begin))
-
-
 def _course(options: argparse.Namespace, rounds: int) -> Course:
-    model = yaml.safe_load(options.model)
-    if not isinstance(model, dict):
-        raise SettingError("--model", options.model, "must be a YAML mapping, such as {layers: 4, width: 128}")
+    model = model_args(options.model)
     strategy = {
         "name": "topk_diloco",
         "inner_steps": options.inner_steps,

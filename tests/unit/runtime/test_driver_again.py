@@ -100,6 +100,8 @@ def test_who_does_not_come_back_is_lost(tmp_path):
         async with asyncio.timeout(PATIENCE_S):
             while life.driver._coordinator.book.totals.members_lost < 2:
                 await asyncio.sleep(0.01)
+        totals = life.driver._coordinator.book.totals
+        assert (totals.members_lost, totals.driver_restarts) == (2, 1)
 
     run(scenario)
 
