@@ -1,15 +1,31 @@
-"""Benchmarks by name: `python -m jobs.benchmark NAME [--json FILE] [options]`; exit 1 if what must hold does not."""
+"""Benchmarks by name; NAME --help for options. Exit 1: what must hold does not."""
 
 import argparse
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from jobs._main import run_main
-from jobs.benchmarks import decode, encode, join, learning, link, memory, outer_step, overhead, slow, toy, wire
+from jobs.benchmarks import (
+    cut,
+    decode,
+    encode,
+    faults,
+    join,
+    learning,
+    link,
+    memory,
+    outer_step,
+    overhead,
+    shards,
+    slow,
+    toy,
+    wire,
+)
 from ray_lowcomm.core.errors import SettingError
 
 BENCHMARKS = {
@@ -24,6 +40,9 @@ BENCHMARKS = {
     "link": link,
     "join": join,
     "slow": slow,
+    "cut": cut,
+    "faults": faults,
+    "shards": shards,
 }
 COUNT, PARAMETERS = (1, 10**6), (1e3, 1e11)
 RANGES: dict[str, tuple[float, float]] = {
@@ -32,10 +51,13 @@ RANGES: dict[str, tuple[float, float]] = {
     "seconds": (0.1, 3600),
     **dict.fromkeys(("inner_steps", "topk", "fragments", "rounds"), COUNT),
     "hosts": (2, 64),
+    "shards": (1, 64),
     "mbit": (0.1, 1e5),
     "slow_mbit": (0.1, 1e5),
     "rtt_ms": (0.0, 2000.0),
-    "step_s": (0.0, 3600.0),
+    **dict.fromkeys(("step_s", "hang_s", "short_s", "long_s", "back_s"), (0.0, 3600.0)),
+    "rate": (0.0, 1.0),
+    "driver_kills": (0, 100),
 }
 
 
@@ -65,8 +87,10 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m jobs.benchmark", description=__doc__)
-    names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    formatter = partial(argparse.HelpFormatter, max_help_position=16)
+    parser = argparse.ArgumentParser(prog="python -m jobs.benchmark", formatter_class=formatter)
+    title = "NAME --help for options; exit 1: what must hold does not"
+    names = parser.add_subparsers(dest="name", required=True, metavar="NAME", title=title)
     for name, benchmark in BENCHMARKS.items():
         options = names.add_parser(name, help=benchmark.SAYS, description=benchmark.__doc__)
         options.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")

@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         from jobs.drills.soak import soak
 
         with _cluster(config):
-            return soak(config, options.minutes * 60, options.json)
+            return soak(config, options.minutes * 60, options.step_s, options.json)
     return _drill(config, _wanted(options, config), options.json)
 
 
@@ -170,6 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--faults", type=Path, metavar="FILE", help="a schedule of your own")
     parser.add_argument("--only", type=_names, default=[], metavar="NAMES", help="of the matrix, with commas")
     parser.add_argument("--minutes", type=float, default=30.0, help="of the soak")
+    parser.add_argument("--step-s", type=float, default=0.0, help="least seconds of an inner step of the soak")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
     return parser
 

@@ -1,12 +1,16 @@
 """``python -m jobs.train --dry-run``: what a run would do and cost."""
 
+from dataclasses import replace
+
 from ray_lowcomm import strategies
 from ray_lowcomm.config import TrainConfig
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import Tracks
-from ray_lowcomm.estimate import RunCost, run_cost, sizes_of
+from ray_lowcomm.estimate import RunCost, replica_cost, run_cost, sizes_of_shards
 from ray_lowcomm.fault_schedule import faults_of
-from ray_lowcomm.footprint import Footprint, footprint
+from ray_lowcomm.footprint import Footprint, first_shard, footprint
+from ray_lowcomm.models.sharding import blocks_to_prepare
+from ray_lowcomm.process_size import CLIENT, process_bytes
 
 
 def print_dry_run(config: TrainConfig) -> None:
@@ -24,42 +28,54 @@ def print_dry_run(config: TrainConfig) -> None:
 def estimate(config: TrainConfig) -> tuple[dict[str, str], tuple[str, ...]]:
     """(what it would do and cost, line by line; what it would remark on at its start)."""
     from ray_lowcomm.data import in_order, load
-    from ray_lowcomm.default_loop import make_optimizer
     from ray_lowcomm.models import build, loss_of
+    from ray_lowcomm.runtime import cohort  # noqa: F401  # Ray Train, which a process of a replica loads
 
     settings = strategies.resolve(config.strategy, config.inner.steps)
     dataset = load(config.data, "train")
+    process = process_bytes() + CLIENT
     model = build(config.model, getattr(dataset, "model_defaults", None))
     batch = next(iter(in_order(dataset, config.inner.batch_size)))
     loss_of(model, batch)
-    tracks = Tracks(model, make_optimizer(model, config.inner))
-    cost = run_cost(config, sizes_of(model, config.model.buffers))
+    blocks_to_prepare(model, config.model)
+    sizes = sizes_of_shards(model, config)
+    costs = [run_cost(config, one) for one in sizes]
+    cost, nbytes = replica_cost(costs), sum(one.layout.nbytes for one in sizes)
+    shards, kind = len(sizes), config.model.sharded_as(len(sizes))
     world, steps = config.fleet.max_replicas, config.inner.steps
     total, wire = cost.moved["up"], max(cost.moved["wire_up"], cost.moved["wire_down"])
     coded = {"gather", "sharded"} & cost.collectives.keys()
     about = "about " if coded else ""  # how long coded indices become is not known before
-    ddp = 2 * tracks.layout.nbytes * (world - 1) // world * steps
+    ddp = 2 * nbytes * (world - 1) // world * steps
+    own = f", {_bytes(max(one.moved['up'] for one in costs))} a shard" if shards > 1 else ""
+    numel = sum(one.layout.numel for one in sizes)
     tokens = steps * config.inner.batch_size * config.inner.accumulate * dataset.tokens_per_sample
-    strategy = strategies.build(settings, tracks)
+    tracks, strategy, gathered = first_shard(model, config)
+    needed = footprint(model, tracks, strategy, cost.room, world, config.checkpoint.every > 0, gathered)
+    each = _bytes(total // max(1, cost.rounds))
     lines = {
-        "model": f"{config.model.name}, {tracks.layout.numel:,} trainable parameters ({_bytes(tracks.layout.nbytes)})",
+        "model": f"{config.model.name}, {numel:,} trainable parameters ({_bytes(nbytes)})",
         "data": f"{config.data.name}, {len(dataset):,} samples; {tokens:,} tokens per replica",
         "fleet": f"{config.fleet.size} replicas of {dict(config.fleet.resources_per_replica)}, transport "
         + config.fleet.transport
+        + (f"; {shards} shards each, {kind}" if shards > 1 else "")
         + (f"; the sums are for {world}" if config.fleet.elastic else ""),
         "strategy": f"{settings.name}: {cost.rounds} rounds in {steps} inner steps{_share(settings)}",
-        "sent per round": f"{_bytes(total // max(1, cost.rounds))} on average, {about}{_bytes(total)} in all a replica",
+        "sent per round": f"{each} on average, {about}{_bytes(total)} in all a replica{own}",
         "on the wire": f"{about}{_bytes(wire)} in all each way, per replica; DDP: {_bytes(ddp)}",
         "who is late": _late(config, settings, cost),
-        "who joins": f"fetches {_bytes(_of_joiner(config, strategy, tracks))} from all members together",
+        "who joins": f"fetches {_bytes(_of_joiner(config, strategy, tracks))} from all members together"
+        + (", for its first shard" if shards > 1 else ""),
         "memory": _memory(
-            footprint(model, tracks, strategy, cost.room, world, config.checkpoint.every > 0),
+            replace(needed, process=process),
             config.fleet.transport == "ray",
+            "shard" if shards > 1 else "replica",
         ),
     }
     faults = faults_of(config.resolved())
     for number, fault in enumerate(faults):
-        lines[f"fault {number}"] = f"{fault.what}, replica {fault.replica}, round {fault.round}, {fault.phase}"
+        phase = f", {fault.phase}" if fault.phase else ""
+        lines[f"fault {number}"] = f"{fault.what}, replica {fault.replica}, round {fault.round}{phase}"
     of_data: tuple[str, ...] = getattr(dataset, "remarks", ())
     return lines, config.remarks() + strategies.remarks(strategy, settings, steps) + of_data
 
@@ -90,19 +106,20 @@ def _share(settings: StrategySettings) -> str:
     return f", topk {settings.topk:,} of {chunk:,} ({settings.topk / chunk:.1%}) a round"
 
 
-def _memory(needed: Footprint, own_process: bool) -> str:
+def _memory(needed: Footprint, own_process: bool, of: str) -> str:
     """At the peak, and what of."""
     parts = {
         "model": needed.model,
         "gradients": needed.gradients,
         "optimizer": needed.moments,
         "strategy": needed.strategy,
-        "a round": needed.round,
+        "a round": needed.round if needed.round == needed.beside else needed.lent,
+        "what is gathered in a step": 0 if needed.round == needed.beside else needed.gathered,
         "a checkpoint that is written": needed.checkpoint,
         "Python, torch and Ray": needed.process if own_process else 0,
     }
     listed = ", ".join(f"{name} {_bytes(size)}" for name, size in parts.items() if size)
-    return f"about {_bytes(sum(parts.values()))} per replica at its peak, without activations ({listed})"
+    return f"about {_bytes(sum(parts.values()))} per {of} at its peak, without activations ({listed})"
 
 
 def _bytes(count: float) -> str:

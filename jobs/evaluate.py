@@ -3,8 +3,9 @@
     python -m jobs.evaluate CHECKPOINT [--SECTION.FIELD VALUE …]
 
 CHECKPOINT is a run's ``model/`` folder, one of its ``checkpoints/round_…``
-folders, or the run's folder (its model). Settings are those of the run (its
-``config.yaml``) unless given here; ``--help data model`` lists the fields.
+folders, or the run's folder (its model, or its newest checkpoint if it has
+none). Settings are those of the run (its ``config.yaml``) unless given here;
+``--help data model`` lists the fields.
 """
 
 import sys
@@ -36,8 +37,7 @@ def main(argv: Sequence[str]) -> None:
         raise CheckpointError(
             f"{folder} is not a folder: give a run's model/ or one of its checkpoints/round_… folders"
         )
-    if (folder / "model").is_dir() and not (folder / "model.safetensors").exists():
-        folder = folder / "model"
+    folder = _inside(folder)
     check_kind(str(_config_of(folder).parent))
     config = load_config(argv[1:], TrainConfig, base=lambda given: str(_config_of(folder)))
     for name in sorted(config.given):
@@ -51,12 +51,12 @@ def evaluate(folder: Path, config: TrainConfig) -> dict[str, float]:
     """`val_loss` of the model in `folder` on the validation subset that `config` names, and its own metrics."""
     from ray_lowcomm.data import load
     from ray_lowcomm.default_loop import Evaluation
-    from ray_lowcomm.engine.checkpoint import MANIFEST, SHARED
+    from ray_lowcomm.engine.checkpoint import MANIFEST, is_shared
     from ray_lowcomm.models import build, load_weights
 
     validation = load(config.data, "validation")
     model = build(replace(config.model, init_from=None), getattr(validation, "model_defaults", None))
-    if any((folder / name).exists() for name in (MANIFEST, SHARED)):
+    if any(path.name == MANIFEST or is_shared(path.name) for path in folder.iterdir()):
         _load_checkpoint(model, folder)
     else:
         load_weights(model, str(folder))
@@ -66,13 +66,14 @@ def evaluate(folder: Path, config: TrainConfig) -> dict[str, float]:
 
 def _load_checkpoint(model: nn.Module, folder: Path) -> None:
     from ray_lowcomm.core.names import named_buffers, trainable_parameters
-    from ray_lowcomm.engine.checkpoint import SHARED, load_tensors, whole_manifest
+    from ray_lowcomm.core.parts import targets
+    from ray_lowcomm.engine.checkpoint import Needs, Source, shared_name, whole_manifest
     from ray_lowcomm.engine.storage import Storage
 
-    storage = Storage(str(folder.parent))
-    manifest = whole_manifest(storage, folder.name)
-    state = load_tensors(storage, f"{folder.name}/{SHARED}", manifest["files"][SHARED])
-    wanted = {f"strategy/anchor/{name}": p for name, p in trainable_parameters(model).items()}
+    storage, parameters = Storage(str(folder.parent)), trainable_parameters(model)
+    source = Source(storage, folder.name, whole_manifest(storage, folder.name))
+    state = source.gather(shared_name, Needs(targets=targets(parameters, parameters)))
+    wanted = {f"strategy/anchor/{name}": p for name, p in parameters.items()}
     missing = [name for name in wanted if name not in state]
     if missing:
         raise CheckpointError(f"{folder} was made by another model: it has no {missing[0]}")
@@ -86,6 +87,18 @@ def _load_checkpoint(model: nn.Module, folder: Path) -> None:
     with torch.no_grad():
         for name, tensor in wanted_all.items():
             tensor.copy_(state[name])
+
+
+def _inside(folder: Path) -> Path:
+    """The folder with weights of the one that was given, which may be a run's."""
+    from ray_lowcomm.engine.checkpoint import FOLDER, find_newest
+    from ray_lowcomm.engine.storage import Storage
+
+    if (folder / "model.safetensors").exists():
+        return folder
+    if (folder / "model").is_dir():
+        return folder / "model"
+    return folder / find_newest(Storage(str(folder))).folder if (folder / FOLDER).is_dir() else folder
 
 
 def _config_of(folder: Path) -> Path:

@@ -39,10 +39,9 @@ def main(argv: Sequence[str]) -> int:
 
 def train(config: TrainConfig) -> dict[str, Any]:
     """Train as configured and return the run's summary; FleetError if it fails."""
-    from ray_lowcomm.tracking.recorder import Recorder
     from ray_lowcomm.training import trainer_of
 
-    return trainer_of(config, lambda path, start: Recorder(config, path, start)).fit().summary
+    return trainer_of(config).fit().summary
 
 
 if __name__ == "__main__":

@@ -105,6 +105,19 @@ class TrainConfig(LoopConfig):
     data: DataSettings = DataSettings()
     inner: InnerSettings = InnerSettings()
 
+    def resolved(self) -> Self:
+        """As of any run; the model and its batches also divide by the shards of a replica."""
+        self._check_shards()
+        return super().resolved()
+
+    def _check_shards(self) -> None:
+        field, shards = "fleet.shards_per_replica", self.fleet.shards_per_replica
+        if self.inner.batch_size % shards:
+            allowed = f"must be a multiple of {field} = {shards}: it is the replica's, and each shard takes its part"
+            raise SettingError("inner.batch_size", self.inner.batch_size, allowed)
+        if shards > 1 and self.model.sharding == "none":
+            raise SettingError("model.sharding", "none", f"must be fsdp2 or ddp with {field} = {shards}")
+
 
 C = TypeVar("C", bound=TrainConfig)
 S = TypeVar("S")

@@ -35,6 +35,9 @@ MEANINGS = {
     "model.args": "keywords for the model: --model.args.width 128, or JSON",
     "model.buffers": "BatchNorm statistics and counters after a round",
     "model.init_from": "weights to start from: a model/ folder or .safetensors file",
+    "model.sharding": "how a replica's shards hold the model (default: fsdp2 if there are several)",
+    "model.activation_checkpointing": "keep only the inputs of blocks: less memory, more computing",
+    "model.compile": "torch.compile for each block",
     "data.name": "python_stdlib, digits, files (at data.path) or hf:DATASET",
     "data.path": "Parquet, Arrow, JSONL or text (.gz, .zst ...): file, folder or pattern",
     "data.text_column": "column with the text",
@@ -49,7 +52,7 @@ MEANINGS = {
     "data.eval_samples": "most samples in the fixed validation subset",
     "data.cache_dir": "where Arrow files are kept (null: the datasets library's own place)",
     "inner.steps": "optimizer steps per replica in the whole run",
-    "inner.batch_size": "samples per replica and backward pass",
+    "inner.batch_size": "samples per replica and backward pass; divides by its shards",
     "inner.accumulate": "backward passes per optimizer step",
     "inner.lr": "peak learning rate",
     "inner.optimizer": "the replica's own optimizer",
@@ -90,6 +93,8 @@ MEANINGS = {
     "fleet.replicas": "copies of the model that train; [2, 8]: as many as the cluster has room for",
     "fleet.address": "of the Ray cluster (null: RAY_ADDRESS, else a local one)",
     "fleet.resources_per_replica": "what Ray gives each: --fleet.resources_per_replica.GPU 1",
+    "fleet.shards_per_replica": "processes that hold a replica's model together, each with its part of the resources",
+    "fleet.replica_spread": "a replica's processes: on one node (strict_pack), or on few",
     "fleet.cohorts": 'places, as JSON: [{"replicas": 2, "label_selector": {…}}, …]',
     "fleet.transport": "local: all replicas in one process, without Ray",
     "fleet.collective": "gloo: any network; nccl: GPUs in one place",
@@ -105,6 +110,7 @@ MEANINGS = {
     "fleet.joiner_moments": "who joins begins with the optimizer's moments of a donor, or zero",
     "fleet.max_retries": "attempts at one round before the run fails",
     "fleet.max_failures": "deaths of one replica without a round in between",
+    "fleet.orphan_s": "seconds a fleet trains on without its job's process, for run.resume to take it over (0: none)",
     "faults": 'faults to inject, as JSON: [{"do": "kill", "replica": 1, "round": 3}, …]',
     "tracking.uri": "MLflow store (null: a SQLite file in run.output_dir)",
     "tracking.experiment": "name of the MLflow experiment",
@@ -181,7 +187,15 @@ def _line(problem: ErrorDetails, cls: type[BaseModel], given: Sequence[Source]) 
     value = reprlib.repr(problem["input"])
     if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return f"{name} = {value}: no such field; {_nearest(name, path, cls)}{_origin(path, given)}"
-    return f"{name} = {value}: must be {allowed}{_origin(path, given)}"
+    return f"{name} = {value}: must be {allowed}{_how(kind, problem['input'])}{_origin(path, given)}"
+
+
+def _how(kind: Any, value: object) -> str:
+    """What a shell's argument that is no JSON lacks: in YAML it would do without the quotes."""
+    named = isinstance(value, str) and any(
+        get_origin(option) is dict or members(option) for option in alternatives(kind)
+    )
+    return """, in a shell as JSON: '{"name": 1}'""" if named else ""
 
 
 def _nearest(name: str, path: Sequence[str | int], cls: type[BaseModel]) -> str:

@@ -178,16 +178,28 @@ EFFECTS: tuple[Effect, ...] = (
         "strategy.name to one that leaves the optimizer's state with its replica",
     ),
     Effect(
-        _names("fleet", "address", "cohorts", "collective", "start_s", "resources_per_replica"),
+        _names("fleet", "address", "cohorts", "collective", "start_s", "orphan_s", "resources_per_replica"),
         ("fleet.transport",),
         lambda c: c.fleet.transport == "ray",
         "fleet.transport to ray",
+    ),
+    Effect(
+        ("fleet.replica_spread",),
+        ("fleet.shards_per_replica",),
+        lambda c: c.fleet.shards_per_replica > 1,
+        "fleet.shards_per_replica to 2 or more",
     ),
     Effect(
         ("model.init_from",),
         ("run.resume",),
         lambda c: c.run.resume is not True,
         "run.resume to false: a resumed run goes on with its own weights",
+    ),
+    Effect(
+        ("model.sharding",),
+        ("fleet.shards_per_replica", "model.sharding"),  # a train function of one's own has no such setting
+        lambda c: c.model.sharding != "ddp" or c.fleet.shards_per_replica > 1,
+        "fleet.shards_per_replica to 2 or more",
     ),
     Effect(
         _names("tracking", "uri", "experiment"),
@@ -197,6 +209,7 @@ EFFECTS: tuple[Effect, ...] = (
     ),
     # of a sweep
     Effect(("run.log_every",), ("space",), lambda c: False, "it for jobs.train: a sweep prints its trials"),
+    Effect(("fleet.orphan_s",), ("space",), lambda c: False, "it for jobs.train: a fleet ends with its trial"),
     Effect(
         ("grace", "time_attr"),
         ("scheduler", "objective"),

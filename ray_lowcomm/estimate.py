@@ -6,10 +6,10 @@ meta device where its factory allows that.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,18 +26,21 @@ from ray_lowcomm.core.optimizers import Optimizers
 from ray_lowcomm.core.payload import Combine, Payload
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import InnerSettings, ModelSettings
+from ray_lowcomm.core.sharding import Shard, check_cuttable, check_some
 from ray_lowcomm.core.tracks import PARAMS
 from ray_lowcomm.engine.attempt import sharded_bytes
 from ray_lowcomm.engine.buffers import BufferSync
 from ray_lowcomm.engine.combine import exchanged_at_once
 from ray_lowcomm.engine.messages import Bytes, Plan
 from ray_lowcomm.engine.transport import bytes_moved
+from ray_lowcomm.parts import Kind, shapes_of
 from ray_lowcomm.strategies.composite import Composite
 from ray_lowcomm.strategies.contract import Strategy
 from ray_lowcomm.strategies.gathered import Gathered
 from ray_lowcomm.strategies.residual import ResidualInBuffer
 from ray_lowcomm.strategies.sharded import Sharded
 
+T = TypeVar("T")
 PARTS_AT_ONCE = 2  # of a vector that is being averaged: what comes, and what is added up
 
 
@@ -72,7 +75,8 @@ class Message:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """All that a message's size depends on: the layout of the trainable parameters, and the messages of the buffers."""
+    """All that a message's size depends on: the layout of the trainable parameters, and the messages of the buffers. Of
+    a replica, or of what one of its shards exchanges."""
 
     layout: Layout
     buffers: tuple[Message, ...] = ()
@@ -83,8 +87,8 @@ class RunCost:
     """A whole run in which nothing goes wrong.
 
     `moved` are bytes as in summary.json (keys up, down, buffer, wire_up, wire_down), of the replica with most;
-    `collectives` counts the exchanges' operations by how they combine. `room`: bytes that the largest round takes
-    beyond what is there between rounds.
+    `collectives` counts the exchanges' operations by how they combine; shards of a replica have theirs at the same
+    time. `room`: bytes that the largest round takes beyond what is there between rounds, in one process.
     """
 
     steps: int
@@ -99,7 +103,7 @@ class Estimator:
     """Costs of many configurations. It remembers the sizes of the models it has seen, also when it is pickled."""
 
     def __init__(self) -> None:
-        self._sizes: dict[str, ModelSizes] = {}
+        self._sizes: dict[str, tuple[ModelSizes, ...]] = {}
 
     def cost(self, config: TrainConfig) -> RunCost:
         """What the run will send.
@@ -107,17 +111,22 @@ class Estimator:
         Raises:
             ModelError, DataError: the model cannot be built, or the data that its sizes depend on cannot be read.
         """
-        key = repr((config.model, config.data))
+        key = repr((config.model, config.data, config.fleet.shards_per_replica))
         if key not in self._sizes:
-            self._sizes[key] = model_sizes(config)
-        return run_cost(config, self._sizes[key])
+            self._sizes[key] = shard_sizes(config)
+        return replica_cost([run_cost(config, sizes) for sizes in self._sizes[key]])
 
 
-def model_sizes(config: TrainConfig) -> ModelSizes:
-    """Sizes of the configured model; the data is opened only where the model takes a size from it.
+def shard_sizes(config: TrainConfig) -> tuple[ModelSizes, ...]:
+    """What each shard of a replica exchanges of the configured model; of one process that is all. The data is opened
+    only where the model takes a size from it.
 
     A factory that fails on the meta device is called again for a real model, which then needs its memory.
     """
+    return _of_model(config, lambda model: sizes_of_shards(model, config))
+
+
+def _of_model(config: TrainConfig, measure: Callable[[nn.Module], T]) -> T:
     from ray_lowcomm.data import load
     from ray_lowcomm.models import MODELS, build
 
@@ -127,16 +136,38 @@ def model_sizes(config: TrainConfig) -> ModelSizes:
         defaults = getattr(load(config.data, "train"), "model_defaults", None)
     with torch.random.fork_rng(devices=[]):
         try:
-            return sizes_of(_on_meta(settings, defaults), config.model.buffers)
+            return measure(_on_meta(settings, defaults))
         except Exception:  # whatever a factory does with tensors that have no values
-            return sizes_of(build(settings, defaults), config.model.buffers)
+            return measure(build(settings, defaults))
 
 
-def sizes_of(model: nn.Module, buffers: Literal["average", "local", "first"]) -> ModelSizes:
-    """Sizes of a model. Its values do not matter."""
+def sizes_of_shards(model: nn.Module, config: TrainConfig) -> tuple[ModelSizes, ...]:
+    """As `shard_sizes`, of a whole model. Its values do not matter.
+
+    Raises:
+        ModelError: it cannot be cut, or a shard has nothing of it.
+    """
+    count = config.fleet.shards_per_replica
+    kind = config.model.sharded_as(count)
+    if kind == "fsdp2":
+        check_cuttable(model)
+    return tuple(sizes_of(model, config.model.buffers, kind, Shard(number, count)) for number in range(count))
+
+
+def sizes_of(
+    model: nn.Module,
+    buffers: Literal["average", "local", "first"],
+    kind: Kind = "none",
+    shard: Shard = Shard(),  # noqa: B008  # a frozen value
+) -> ModelSizes:
+    """Sizes of a whole model, or of what `shard` will exchange of it. Its values do not matter."""
     parameters = trainable_parameters(model)
-    layout = Layout.of({name: p.data for name, p in parameters.items()}, work_dtype(list(parameters.values())))
-    sync = BufferSync(model, buffers)
+    shapes = (
+        shapes_of(parameters, kind, shard) if shard.count > 1 else {n: tuple(p.shape) for n, p in parameters.items()}
+    )
+    check_some(shapes, shard)
+    layout = Layout(tuple(shapes), tuple(shapes.values()), work_dtype(list(parameters.values())))
+    sync = BufferSync(model, buffers, exchanges=shard.number == 0)
     messages = tuple(Message.of(op.id, sync.propose(op).payload) for op in sync.ops(1, 1, "after_step"))
     return ModelSizes(layout, messages)
 
@@ -166,6 +197,15 @@ def run_cost(config: TrainConfig, sizes: ModelSizes) -> RunCost:
             collectives[message.combine] += count
     room = max((_room(sizes.layout, [sent[op] for op in due], world) for due in rounds), default=0)
     return RunCost(config.inner.steps, world, rounds.total(), dict(moved), dict(collectives), room)
+
+
+def replica_cost(shards: Sequence[RunCost]) -> RunCost:
+    """That of a replica, from those of its shards: together they move all bytes, side by side."""
+    moved: Counter[str] = Counter()
+    for one in shards:
+        moved.update(one.moved)
+    first = shards[0]  # has the buffers' operations beside those of all
+    return replace(first, moved=dict(moved), room=max(one.room for one in shards))
 
 
 def _room(layout: Layout, messages: list[Message], world: int) -> int:

@@ -40,7 +40,8 @@ def _check_fragments(config: TrainConfig) -> None:
 
     if (config.strategy.fragments or 1) > 1:
         settings = strategies.resolve(config.strategy, config.inner.steps)
-        strategies.fragments_of(settings, estimate.model_sizes(config).layout)
+        for sizes in estimate.shard_sizes(config):
+            strategies.fragments_of(settings, sizes.layout)
 
 
 def cluster_is_here(fleet: FleetSettings) -> bool:

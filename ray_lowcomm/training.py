@@ -11,13 +11,13 @@ from ray_lowcomm.runtime.trainer import LowCommTrainer, Recorder
 
 def trainer_of(
     config: TrainConfig,
-    recorder: Callable[[str, int], Recorder],
+    recorder: Callable[[str, int], Recorder] | None = None,
     train_loop: TrainLoop | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> LowCommTrainer:
     """The trainer of a run as configured: of the sections model and data, or of a train function of the user's own.
 
-    `recorder` makes the recorder from the run's folder and the round it starts from.
+    `recorder` makes the recorder from the run's folder and the round it starts from; None: the usual one.
     """
     agreed = {k: str(v) for k, v in flatten(config).items() if k.partition(".")[0] in ("model", "data", "inner")}
     return LowCommTrainer(

@@ -124,7 +124,7 @@ def row_of(name: str, scene: Scene, seen: Seen, mbit: float) -> Row:
     others = [utilised([seen.marks[member] for member in stay], *window) for window in windows]
     sizes = [each.nbytes / parameters for each in seen.loaded]
     came = {each.member for each in seen.loaded} & set(seen.rounds[-1]["members"])
-    last = seen.held[-1]
+    first, last = seen.held[0], seen.held[-1]  # of an earlier scene's killed donors Ray may still keep a piece
     return {
         "scene": name,
         "parameters": int(parameters),
@@ -140,7 +140,7 @@ def row_of(name: str, scene: Scene, seen: Seen, mbit: float) -> Row:
         "ended": len(seen.summary["state_digests"]),
         "ends_due": len(stay) + (0 if name == KILLED else scene.joiners),
         "retried": seen.summary["rounds_retried"],
-        "left": sum(last["stores"]),
+        "left": max(0, sum(last["stores"]) - sum(first["stores"])),
         "offers": last["states"] + last["past"] + last["answers"],
         "told": any(SAID_TWICE in text for text in seen.notices),
         "notices": seen.notices,

@@ -21,7 +21,8 @@ OPTIONS = (
     "--block --disable-usage-stats --num-cpus=1 --object-store-memory=200000000 "
     "--dashboard-agent-listen-port=0 --min-worker-port=0 --max-worker-port=0"
 )
-AGAIN = 'for _ in 1 2 3; do "$@" && break; done'  # Ray gives a node 30 s to start, which is short on busy cores
+# as a cluster's manager does it: a node that has died is started again, and one that did not start within Ray's 30 s
+AGAIN = 'while :; do "$@"; sleep 1; done'
 LAST_LINES = 15
 
 

@@ -9,7 +9,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -52,8 +53,12 @@ def utilised(marks: Sequence[Marks], begin: float, end: float) -> float:
 
 @dataclass
 class InnerClock:
-    """Adds up the time in inner steps of a replica, by standing around those of its parts that make one."""
+    """Adds up the time in inner steps of a replica, by standing around those of its parts that make one.
 
+    `file`: a path; each mark is a line in it at once, for who cannot ask the process in the end.
+    """
+
+    file: str = ""
     inner_s: float = 0.0
     at: list[float] = field(default_factory=list)
     inner: list[float] = field(default_factory=list)
@@ -72,14 +77,16 @@ class InnerClock:
 
     def watch(self, replica: Replica) -> None:
         """Count the check of the gradients and the optimizer's step."""
-        inner: Any = replica._inner
-        inner.take = self.timed(inner.take)
-        replica._skip = self.timed(replica._skip)  # type: ignore[method-assign]
+        inner, check = cast(Any, replica._inner), cast(Any, replica._check)
+        inner.take, check.judge = self.timed(inner.take), self.timed(check.judge)
 
     def mark(self) -> None:
         """An inner step has ended, with all that belongs to it."""
         self.at.append(time.monotonic())
         self.inner.append(self.inner_s)
+        if self.file:
+            with Path(self.file).open("a") as lines:
+                lines.write(f"{self.at[-1]} {self.inner_s}\n")
 
 
 @dataclass

@@ -156,12 +156,26 @@ class Links:
             for where, device in self._ends(host):
                 _do(f"tc -n {where} qdisc replace dev {device} {asked}")
 
+    def cut(self, host: int) -> None:
+        """From here on nothing reaches the host, and nothing that it sends arrives; nobody is told."""
+        for rule in self._cuts(host):
+            _do(f"{rule[0]} -I {rule[1]}")
+
+    def heal(self, host: int) -> None:
+        """As before `cut`."""
+        for rule in self._cuts(host):
+            _do(f"{rule[0]} -D {rule[1]}")
+
     def start(self, host: int, command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
         """A process on that host, in a session of its own: a Ctrl-C does not reach it. It ends with the links."""
         inside = ["ip", "netns", "exec", self.name(host), *command]
         process = subprocess.Popen(inside, start_new_session=True, **options)
         self._started.append(process)
         return process
+
+    def processes(self, host: int) -> list[int]:
+        """What runs on the host."""
+        return self._pids(self.name(host))
 
     def crossed(self) -> list[Crossed]:
         """What has crossed each host's link so far. The links must have been shaped."""
@@ -226,6 +240,10 @@ class Links:
         queue = f"-o {port} -j NFQUEUE --queue-num {host}"
         _do(f"ip netns exec {router} iptables -w -t mangle -A FORWARD {queue}")
 
+    def _cuts(self, host: int) -> list[tuple[str, str]]:
+        table = f"ip netns exec {self._router} iptables -w -t mangle"
+        return [(table, f"FORWARD {way} p{host} -j DROP") for way in ("-i", "-o")]
+
     def _ends(self, host: int) -> tuple[tuple[str, str], tuple[str, str]]:
         """(namespace, interface) that sends what the host sends, and what the host is sent."""
         return (self.name(host), "eth0"), (self._router, f"p{host}")
@@ -239,11 +257,11 @@ class Links:
             time.sleep(0.05)
 
     def _processes(self) -> list[int]:
-        lines = []
-        for name in self._made:
-            asked = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
-            lines += asked.stdout.split()
-        return [int(line) for line in lines]
+        return [pid for name in self._made for pid in self._pids(name)]
+
+    def _pids(self, name: str) -> list[int]:
+        asked = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+        return [int(line) for line in asked.stdout.split()]
 
 
 def _bucket_counts(where: str, device: str) -> dict[str, int]:

@@ -10,7 +10,6 @@ told to give large blocks back at once, or memory that is free would count as ta
 """
 
 import argparse
-import ctypes
 import gc
 import logging
 import tempfile
@@ -24,7 +23,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from jobs.benchmarks.resident import PEAK, RESIDENT, forget_peak, of_this_process
+from jobs.benchmarks.resident import PEAK, RESIDENT, forget_peak, give_back_at_once, of_this_process
 from jobs.benchmarks.wire import Gpt
 from ray_lowcomm import strategies
 from ray_lowcomm.core.errors import FleetError, SettingError
@@ -39,7 +38,6 @@ MOST = 1.3
 LEAST_JUDGED = 10_000_000  # parameters; below, buffers of a fixed size count
 STEPS, EVAL_EVERY, SAVE_EVERY = 8, 3, 5
 KINDS = ("round", "evaluation", "checkpoint", "last")
-MMAP_THRESHOLD = -3  # of mallopt(3)
 TIMEOUT_S = 600.0
 
 Row = dict[str, Any]
@@ -120,7 +118,7 @@ class Replicas:
         import pyarrow.fs  # noqa: F401  (its code is no part of a checkpoint)
 
         torch.set_num_threads(1)
-        ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, 1 << 16)
+        give_back_at_once()
 
     def live(self, plan: Any, member: int, parameters: int) -> tuple[dict[str, int], int, int]:
         """(bytes by kind of round, parameters, bytes of a checkpoint's copy) of one run."""

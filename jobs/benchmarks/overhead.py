@@ -42,7 +42,7 @@ from ray_lowcomm.engine.transport import Pending, Result, Transport
 from ray_lowcomm.models import build
 from ray_lowcomm.transport.local import LocalFleet
 
-SAYS = "one replica's steps per second against a bare PyTorch loop"
+SAYS = "a replica's steps per second against a bare loop"
 LEAST_RATIO, LEAST_OVERLAPPED = 0.97, 0.985
 ENDLESS = 10**9  # steps of a run that the benchmark ends itself
 

@@ -3,6 +3,7 @@ line asks for a `Course`, and `Ran` is answered.
 """
 
 import json
+import os
 import tempfile
 import time
 from dataclasses import dataclass
@@ -84,11 +85,13 @@ def _part(batch: Batch, first: int, count: int) -> Batch:
 
 @dataclass
 class Lesson:
-    """The train function: a step is one of learning, and sleeps for what is left of `step_s`."""
+    """The train function: a step is one of learning, and sleeps for what is left of `step_s`. With a `folder` each
+    process writes its marks there as it goes, to ``INDEX-PID``."""
 
     model: dict[str, Any]
     step_s: float
     steps: int
+    folder: str = ""
     marks: Marks | None = None
 
     def __call__(self, context: Context) -> None:
@@ -99,7 +102,7 @@ class Lesson:
         held_out = _windows("validation", 0, VALIDATED)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         replica = context.wrap(model, optimizer, clip_norm=1.0, evaluate=lambda shared: _evaluated(shared, held_out))
-        clock = InnerClock()
+        clock = InnerClock(f"{self.folder}/{context.index}-{os.getpid()}" if self.folder else "")
         clock.watch(replica)
         learn = clock.timed(self._learn)
         finished, step = replica.finished, 0

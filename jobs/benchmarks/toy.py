@@ -28,7 +28,7 @@ from ray_lowcomm.engine.member import Context
 from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.transport.local import LocalFleet
 
-SAYS = "DES-LOC's toy problem: DES-LOC as good as Local Adam, resetting moments much worse"
+SAYS = "DES-LOC's toy problem: as good as Local Adam"
 NOISE_AHEAD = 192
 
 

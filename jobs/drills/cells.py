@@ -13,6 +13,7 @@ HIT = 1  # the replica that faults are done to
 LAST = 25  # rounds of a run of the matrix
 APART = {"kill": 12, "hang": 8, "cut": 8}  # rounds from a fault to the next: who has died must be back
 LEAST_APART = 5
+WRITES_S = 1.0  # seconds by which a hang holds up what is written beside training: nobody waits for that
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Cell:
     @property
     def name(self) -> str:
         """As in ``kill/voted/first``."""
-        return f"{self.fault.do}/{self.fault.phase}/{self.place}"
+        return "/".join(part for part in (self.fault.do, self.fault.phase, self.place) if part)
 
 
 @dataclass(frozen=True)
@@ -84,4 +85,6 @@ def _wanted(names: tuple[str, ...], only: Collection[str]) -> set[str]:
 
 def _fault(kind: Kind, phase: Phase, number: int, seconds: float) -> Fault:
     fault = Fault(kind, HIT, number, phase)
+    if kind == "hang" and phase == "checkpoint":
+        return replace(fault, seconds=WRITES_S)
     return replace(fault, seconds=seconds) if kind in ("hang", "cut") else fault

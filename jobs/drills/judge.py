@@ -8,10 +8,10 @@ from typing import Any
 
 from jobs.drills.cells import Cell
 from jobs.drills.scene import Seen
-from ray_lowcomm.core.fault import Fault
+from ray_lowcomm.core.fault import Fault, held_back
 from ray_lowcomm.core.settings import FleetSettings
 
-NEW_PROCESS = ("kill",)  # kinds after which a replica has another process
+NEW_PROCESS = ("kill", "leave")  # kinds after which a replica has another process, at once or when it joins again
 SLACK_S = 1.0
 
 
@@ -42,7 +42,7 @@ class Row:
 
 def rows(seen: Seen, fleet: FleetSettings) -> list[Row]:
     """A row for each cell of a run."""
-    of_all = _problems_of_the_run(seen)
+    of_all = problems_of_the_run(seen)
     return [_row(seen, number, cell, of_all, fleet) for number, cell in enumerate(seen.drill.cells)]
 
 
@@ -68,7 +68,8 @@ def hit(seen: Seen) -> set[int]:
     return {cell.fault.replica for cell in seen.drill.cells}
 
 
-def _problems_of_the_run(seen: Seen) -> tuple[str, ...]:
+def problems_of_the_run(seen: Seen) -> tuple[str, ...]:
+    """What does not hold of a run as a whole, a line each."""
     summary, found = seen.summary, []
     if seen.error or summary.get("status") != "finished":
         return (f"the run has not finished: {seen.error or summary.get('error') or summary.get('status')}",)
@@ -132,13 +133,16 @@ class _Window:
 
     @classmethod
     def after(cls, seen: Seen, number: int, fault: Fault) -> "_Window":
-        """That of this fault. A round is whole with all replicas that were ever in one."""
+        """That of this fault. A round is whole with all replicas that were ever in one, but for others that are not to
+        be there."""
         at = seen.faults_at[number]
         end = min((moment for moment in seen.faults_at.values() if moment > at), default=float("inf"))
         commits = [(m, r) for m, r in zip(seen.rounds_at, seen.records, strict=True) if at < m <= end]
-        everybody = set().union(*(record["members"] for record in seen.records))
+        passed = [other for other, moment in seen.faults_at.items() if moment <= at]
+        away = held_back([cell.fault for cell in seen.drill.cells], passed).keys() - {fault.replica}
+        everybody = set().union(*(record["members"] for record in seen.records)) - away
         over = at + (fault.seconds if fault.do in ("hang", "cut") else 0.0)
-        lacking = [moment for moment, record in commits if set(record["members"]) != everybody]
+        lacking = [moment for moment, record in commits if not everybody <= set(record["members"])]
         over = max([over, *lacking])
         whole = [(moment, record) for moment, record in commits if moment > over]
         until = whole[0][0] if whole else end
@@ -158,7 +162,7 @@ def _problems_of_the_cell(seen: Seen, fault: Fault, window: _Window | None) -> l
     starts = sum(process.replica == fault.replica for process in seen.processes)
     deaths = sum(cell.fault.do in NEW_PROCESS and cell.fault.replica == fault.replica for cell in seen.drill.cells)
     if starts > 1 + deaths:
-        found.append(f"replica {fault.replica} had {starts} processes, with {deaths} deaths in the schedule")
+        found.append(f"replica {fault.replica} had {starts} processes, with {deaths} deaths and leaves in the schedule")
     return found
 
 

@@ -78,7 +78,8 @@ def _run(seen: Seen) -> list[str]:
     def x(at: float) -> float:
         return LEFT + (at - seen.began) / max(end, 1e-9) * (WIDTH - LEFT - 10)
 
-    replicas = sorted({process.replica for process in seen.processes} | set(seen.records[0]["members"]))
+    named = {cell.fault.replica for cell in seen.drill.cells}
+    replicas = sorted({process.replica for process in seen.processes} | set(seen.records[0]["members"]) | named)
     height = LANE * len(replicas)
     parts = [f'<svg role="img" aria-label="timeline" viewBox="0 0 {WIDTH} {height + LOSS + 24}" width="100%">']
     for lane, replica in enumerate(replicas):

@@ -74,13 +74,18 @@ class Watching:
         return dict(summary)
 
 
-def play(config: TrainConfig, drill: Drill, begin: Callable[[Callable[[str], None]], None] = lambda stop: None) -> Seen:
+def play(
+    config: TrainConfig,
+    drill: Drill,
+    begin: Callable[[Callable[[str], None]], None] = lambda stop: None,
+    step_s: float | None = None,
+) -> Seen:
     """Run the job of `config` with the faults of a drill, in a folder of its own below the job's.
 
-    `begin` is called before, with what ends the run in order when it is called with a reason.
+    `begin` is called before, with what ends the run in order when it is called with a reason. `step_s` as in `Counted`.
     """
     seen, run = Seen(drill), configured(config, drill)
-    loop = Counted(DefaultLoop(run.model, run.data, run.inner, to_yaml(run)))
+    loop = Counted(DefaultLoop(run.model, run.data, run.inner, to_yaml(run)), step_s)
     try:
         trainer = trainer_of(run, lambda path, start: Watching(seen, path), loop)
         begin(trainer.stop)

@@ -55,8 +55,8 @@ class Watched:
         return [looks for looks in found.values() if len(looks) >= LEAST]
 
 
-def soak(config: TrainConfig, seconds: float, numbers: Path | None) -> int:
-    """Run for so long, print what was held, and return the exit code."""
+def soak(config: TrainConfig, seconds: float, step_s: float, numbers: Path | None) -> int:
+    """Run for so long, with inner steps of `step_s` at least, print what was held, and return the exit code."""
     watched, console = Watched(), Console()
     directory = f"{config.run.output_dir}/{config.run.name}-soak"
 
@@ -70,7 +70,7 @@ def soak(config: TrainConfig, seconds: float, numbers: Path | None) -> int:
     def begin(stop: Callable[[str], None]) -> None:
         threading.Thread(target=watch, args=(stop,), daemon=True).start()
 
-    seen = play(config, _drill(config), begin)
+    seen = play(config, _drill(config), begin, step_s)
     problems = grown(watched) + _problems_of(seen) + ([watched.problem] if watched.problem else [])
     if numbers is not None:
         looks = [asdict(look) for look in watched.looks]

@@ -59,3 +59,13 @@ def fraction(section: str, settings: object, *names: str) -> None:
     for name, value in numbers(section, settings, names):
         if not 0 <= value < 1:
             raise SettingError(name, value, "must be at least 0 and less than 1")
+
+
+def number_or_range(name: str, given: object) -> int | tuple[int, int]:
+    """A number as it is, [min, max] as a tuple, [n, n] as n."""
+    pair = given if isinstance(given, list | tuple) else (given, given)
+    whole = len(pair) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
+    if not whole or not 1 <= pair[0] <= pair[1]:
+        shown = list(given) if isinstance(given, tuple) else given
+        raise SettingError(name, shown, "must be a whole number of at least 1, or [min, max] of such")
+    return pair[0] if pair[0] == pair[1] else (pair[0], pair[1])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ray_lowcomm.core.nested import copied
 from ray_lowcomm.core.optimizers import Optimizers
+from ray_lowcomm.core.sharding import local
 from ray_lowcomm.core.trial_steps import Kept, Kind, is_moment, kept_after_steps, kept_by_now, kinds_of
 
 _BOUNDED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RAdam, torch.optim.NAdam, torch.optim.Adamax)
@@ -35,12 +36,13 @@ class Moments:
         return not self._signs[name]
 
     def read(self, parameter: nn.Parameter, name: str) -> Tensor:
-        """The moment of one parameter, in its shape; zeros where the optimizer has none."""
+        """The moment of one parameter, in its shape, of one that is distributed this process's part; zeros where the
+        optimizer has none."""
         value = self._optimizers.state_of(parameter).get(name)
-        return value if is_moment(value, parameter) else torch.zeros_like(parameter)
+        return local(value) if is_moment(value, parameter) else torch.zeros_like(local(parameter))
 
     def write(self, parameter: nn.Parameter, name: str, value: Tensor) -> None:
-        """Set the moment of one parameter to `value` (same shape).
+        """Set the moment of one parameter to `value` (the shape that `read` gives).
 
         A parameter that has not been stepped gets the whole state that its optimizer keeps for such a parameter, with
         the counts of one that has been; nothing is created for a value of zeros, or where no such state is known.
@@ -50,10 +52,10 @@ class Moments:
             state = self._created(parameter, name)
         current = state.get(name)
         if is_moment(current, parameter):
-            current.copy_(value)
+            local(current).copy_(value)
 
     def largest_first(self, parameter: nn.Parameter) -> Tensor:
-        """The size of exp_avg, in the parameter's shape, after gradients all as large as the second moment says.
+        """The size of exp_avg, in the shape that `read` gives, after gradients all as large as the second moment says.
 
         For Adam that is √exp_avg_sq with both bias corrections, and its step is the learning rate. Infinite where
         exp_avg is not divided by such a moment: other optimizers (ADOPT's is of gradients already divided), and
@@ -61,13 +63,13 @@ class Moments:
         """
         owner, state = self._optimizers.owner(parameter), self._optimizers.state_of(parameter)
         if not isinstance(owner, _BOUNDED) or not state:
-            return torch.full_like(parameter, math.inf)
+            return torch.full_like(local(parameter), math.inf)
         group = self._optimizers.group_of(parameter) or owner.defaults
         (beta1, beta2), step = group["betas"], max(1.0, float(state["step"]))
         if isinstance(owner, torch.optim.Adamax):
-            largest: Tensor = state["exp_inf"]
+            largest = local(state["exp_inf"])
             return largest.mul(1 - beta1**step)
-        second: Tensor = state["exp_avg_sq"]
+        second = local(state["exp_avg_sq"])
         return second.sqrt().mul_((1 - beta1**step) / math.sqrt(1 - beta2**step))
 
     def remarks(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ray_lowcomm.core.errors import ModelError
+from ray_lowcomm.core.sharding import is_distributed
 
 WRAPPER_PARTS = frozenset({"_orig_mod", "module"})
 
@@ -26,7 +27,7 @@ def trainable_parameters(model: nn.Module, *, allow_none: bool = False) -> dict[
     With `allow_none` there may be none that is trainable.
 
     Raises:
-        ModelError: a sharded or complex parameter, two parameters with one clean name, or none that is trainable.
+        ModelError: a subclassed or complex parameter, two parameters with one clean name, or none that is trainable.
     """
     found: dict[str, nn.Parameter] = {}
     for name, parameter in model.named_parameters():
@@ -42,6 +43,11 @@ def trainable_parameters(model: nn.Module, *, allow_none: bool = False) -> dict[
     return found
 
 
+def trained_names(model: nn.Module) -> set[str]:
+    """All clean names of trainable parameters; of a tied one each that it has."""
+    return {clean_name(name) for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+
+
 def named_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Persistent buffers by clean name, in the model's order; a shared one once."""
     persistent = {clean_name(name) for name in model.state_dict(keep_vars=True)}
@@ -54,11 +60,22 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
     return {clean_name(name): value for name, value in state.items() if isinstance(value, Tensor)}
 
 
+def untied(model: nn.Module) -> dict[str, Tensor]:
+    """As `model_state`; of names that are one tensor the first."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, value in model.state_dict(keep_vars=True).items():
+        if isinstance(value, Tensor) and id(value) not in seen:
+            seen.add(id(value))
+            found[clean_name(name)] = value.detach()
+    return found
+
+
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
-    if hasattr(parameter, "device_mesh") or type(parameter.data) is not Tensor:
+    if type(parameter.data) is not Tensor and not is_distributed(parameter):
         raise ModelError(
-            f"parameter {name!r} is a {type(parameter.data).__name__}: sharded or subclassed ones (FSDP, DTensor) "
-            "are not supported; give each replica a whole, plain copy of the model"
+            f"parameter {name!r} is a {type(parameter.data).__name__}: of subclasses only DTensor (FSDP2's "
+            "fully_shard) is supported; give each replica a plain copy of the model, or shard it over context.mesh"
         )
     if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:
         raise ModelError(

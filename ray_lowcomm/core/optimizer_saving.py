@@ -4,6 +4,8 @@ What an optimizer holds for a parameter goes by the parameter's name, so a run m
 another order. Settings in `param_groups` (learning rate, betas, decay) are as the program makes them; saved are those
 that have changed since, by a learning rate scheduler or by the optimizer itself, and so are numbers that the optimizer
 keeps as attributes. An optimizer with a `state_dict` of its own is saved by that, as a whole.
+
+Of parameters that are distributed (`DTensor`) the state of this process's parts is named, saved and taken over.
 """
 
 import inspect
@@ -18,6 +20,7 @@ from ray_lowcomm.core.errors import CheckpointError, ModelError
 from ray_lowcomm.core.names import clean_name
 from ray_lowcomm.core.nested import copied, pack, tensors_in, unpack
 from ray_lowcomm.core.optimizers import Optimizers, inner_optimizers
+from ray_lowcomm.core.parts import mesh_of
 
 PACKED = "all"
 
@@ -81,7 +84,7 @@ class OptimizerState:
         Raises:
             CheckpointError: it is of other optimizers or parameters.
         """
-        saved = unpack(tensors, PACKED)
+        saved = unpack(tensors, PACKED, mesh_of(self._parameters))
         if len(saved) != len(self._optimizers.all):
             raise CheckpointError(f"the saved state has {len(saved)} optimizers, here are {len(self._optimizers.all)}")
         for number, (optimizer, state) in enumerate(zip(self._optimizers, saved, strict=True)):

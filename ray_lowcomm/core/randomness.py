@@ -17,9 +17,9 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def replica_seed(seed: int, index: int, start: int = 0) -> int:
-    """A seed of its own for each replica and each of its starts."""
-    return (seed * 1_000_003 + index * 7919 + start * 104_729 + 1) % 2**63
+def replica_seed(seed: int, index: int, start: int = 0, shard: int = 0) -> int:
+    """A seed of its own for each replica, each of its starts and each of its shards."""
+    return (seed * 1_000_003 + index * 7919 + start * 104_729 + shard * 15_485_863 + 1) % 2**63
 
 
 def snapshot() -> Snapshot:

@@ -9,10 +9,11 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from ray_lowcomm.core.checks import choices, fraction, not_negative, positive
+from ray_lowcomm.core.checks import choices, fraction, not_negative, number_or_range, positive
 from ray_lowcomm.core.errors import SettingError
 from ray_lowcomm.core.fault import Fault as Fault
 from ray_lowcomm.core.fault import RandomFaults as RandomFaults
+from ray_lowcomm.core.shares import LEAST, check_share, share
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ class ModelSettings:
     `buffers`: what is done with BatchNorm statistics and counters after a round: `average` (floating ones; integer
     ones are taken from the lowest rank), `local` (left alone) or `first` (all taken from the lowest rank).
     `init_from`: a ``model/`` folder or a ``.safetensors`` file with weights to start from.
+
+    `sharding`: how the shards of a replica hold the model. `fsdp2`: each a part of every parameter, made whole block by
+    block where it is needed; `ddp`: each the whole model; `none`: there is one process. Default: `fsdp2` where a
+    replica has several shards. `activation_checkpointing`: of a block only its input is kept until its backward pass,
+    which computes the rest again. `compile`: each block by torch.compile.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -70,9 +76,16 @@ class ModelSettings:
     args: dict[str, Any] = field(default_factory=dict)
     buffers: Literal["average", "local", "first"] = "average"
     init_from: str | None = None
+    sharding: Literal["fsdp2", "ddp", "none"] | None = None
+    activation_checkpointing: bool = False
+    compile: bool = False
 
     def __post_init__(self) -> None:
         choices("model", self)
+
+    def sharded_as(self, shards: int) -> Literal["fsdp2", "ddp", "none"]:
+        """What `sharding` means for a replica of so many shards."""
+        return self.sharding or ("fsdp2" if shards > 1 else "none")
 
 
 @dataclass(frozen=True)
@@ -251,6 +264,10 @@ class FleetSettings:
     `min`: only a start, also the one after all were lost, waits for so many. Who is missing up to `max` is asked for as
     long as the run lasts. Limits that count replicas (`quorum`, `cohorts`, a fault's replica) mean `max`.
 
+    `shards_per_replica`: so many processes hold a replica's model together; each has an equal part of
+    `resources_per_replica`, on one node (`replica_spread: strict_pack`) or on as few as there is room on (`pack`).
+    `threads_per_replica`: of torch; of several shards each has an equal part, at least one.
+
     `collective`: gloo (CPU staging, any network) or nccl (GPUs in one place). `deadline_s` bounds one exchange;
     `hang_s` is how long a round waits for a replica that is alive but does not arrive; `start_s` how long a run waits
     for its first members. With `quorum` (a count) a round closes `grace_s` after the quorum has arrived, and goes on
@@ -260,7 +277,8 @@ class FleetSettings:
     `drop`: it starts again from the shared state, and its steps are counted as lost; `wait`: rounds wait for it.
     Default: `catch_up` where the strategy can. `joiner_moments`: a replica that joins has the inner optimizer's state
     of another (`donor`) or begins with none (`zero`), which is half as many bytes. `max_failures` is the number of
-    deaths of one replica without a committed round in between.
+    deaths of one replica, or of a cohort, without a committed round in between. `orphan_s`: for how long a fleet on a
+    cluster trains on once its job's process is dead, and may be taken over by another; 0: it ends with it.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -268,6 +286,8 @@ class FleetSettings:
     replicas: int | tuple[int, int] = 2
     address: str | None = None
     resources_per_replica: dict[str, float] = field(default_factory=lambda: {"CPU": 1.0})
+    shards_per_replica: int = 1
+    replica_spread: Literal["pack", "strict_pack"] = "strict_pack"
     cohorts: tuple[CohortSettings, ...] = ()
     transport: Literal["ray", "local"] = "ray"
     collective: Literal["gloo", "nccl"] = "gloo"
@@ -283,13 +303,23 @@ class FleetSettings:
     joiner_moments: Literal["donor", "zero"] = "donor"
     max_retries: int = 5
     max_failures: int = 5
+    orphan_s: float = 120.0
 
     def __post_init__(self) -> None:
         choices("fleet", self)
-        object.__setattr__(self, "replicas", _replicas(self.replicas))
-        positive("fleet", self, "threads_per_replica", "deadline_s", "hang_s", "start_s", "max_failures")
+        object.__setattr__(self, "replicas", number_or_range("fleet.replicas", self.replicas))
+        positive(
+            "fleet",
+            self,
+            "shards_per_replica",
+            "threads_per_replica",
+            "deadline_s",
+            "hang_s",
+            "start_s",
+            "max_failures",
+        )
         positive("fleet", self, "quorum", "keep_rounds")
-        not_negative("fleet", self, "grace_s", "max_retries")
+        not_negative("fleet", self, "grace_s", "max_retries", "orphan_s")
         if self.quorum is not None and self.quorum > self.max_replicas:
             raise SettingError("fleet.quorum", self.quorum, f"must be at most fleet.replicas = {self.max_replicas}")
         if self.straggler == "drop" and self.quorum is None:
@@ -299,7 +329,7 @@ class FleetSettings:
         if self.threads_per_replica > 1024:
             raise SettingError("fleet.threads_per_replica", self.threads_per_replica, "must be at most 1024")
         for name, amount in self.resources_per_replica.items():
-            if amount != 0 and not 1e-4 <= amount < math.inf:  # Ray counts in ten thousandths
+            if amount != 0 and not LEAST <= amount < math.inf:
                 raise SettingError(f"fleet.resources_per_replica.{name}", amount, "must be 0, or 0.0001 or greater")
         if self.transport == "ray" and not any(self.resources_per_replica.values()):
             allowed = "must be more than 0 of something, or a fleet cannot grow with the cluster"
@@ -307,6 +337,10 @@ class FleetSettings:
         if self.transport == "ray" and self.collective == "nccl" and not self.resources_per_replica.get("GPU"):
             allowed = "needs GPUs: give each replica one (fleet.resources_per_replica.GPU: 1), or use gloo"
             raise SettingError("fleet.collective", "nccl", allowed)
+        if self.shards_per_replica > 1 and self.transport == "local":
+            allowed = "needs fleet.transport: ray, as shards are processes: leave one of the two out"
+            raise SettingError("fleet.shards_per_replica", self.shards_per_replica, allowed)
+        check_share(self.resources_per_replica, self.shards_per_replica)
         total = sum(cohort.replicas for cohort in self.cohorts)
         if self.cohorts and total != self.max_replicas:
             raise SettingError("fleet.replicas", self.max_replicas, f"must equal the sum over fleet.cohorts, {total}")
@@ -322,6 +356,21 @@ class FleetSettings:
         return self.replicas if isinstance(self.replicas, int) else self.replicas[1]
 
     @property
+    def resources_per_shard(self) -> dict[str, float]:
+        """What one process of a replica takes."""
+        return share(self.resources_per_replica, self.shards_per_replica)
+
+    @property
+    def bundles(self) -> int:
+        """Bundles of a placement group that a replica has: one is on one node."""
+        return self.shards_per_replica if self.replica_spread == "pack" else 1
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What each of them holds."""
+        return self.resources_per_shard if self.bundles > 1 else dict(self.resources_per_replica)
+
+    @property
     def size(self) -> str:
         """How many, for people: '4' or '2 to 8'."""
         return f"{self.min_replicas} to {self.max_replicas}" if self.elastic else str(self.max_replicas)
@@ -330,16 +379,6 @@ class FleetSettings:
     def elastic(self) -> bool:
         """Whether the fleet may grow and shrink."""
         return self.min_replicas < self.max_replicas
-
-
-def _replicas(given: object) -> int | tuple[int, int]:
-    """A number as it is, [min, max] as a tuple, [n, n] as n."""
-    pair = given if isinstance(given, list | tuple) else (given, given)
-    whole = len(pair) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
-    if not whole or not 1 <= pair[0] <= pair[1]:
-        shown = list(given) if isinstance(given, tuple) else given
-        raise SettingError("fleet.replicas", shown, "must be a whole number of at least 1, or [min, max] of such")
-    return pair[0] if pair[0] == pair[1] else (pair[0], pair[1])
 
 
 @dataclass(frozen=True)

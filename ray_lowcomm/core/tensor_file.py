@@ -3,12 +3,14 @@
 What is written is byte for byte what `safetensors.torch.save` makes of the same tensors:
 
     8 bytes   length of the header, little endian
-    header    JSON, padded with spaces to a multiple of 8: for each tensor its dtype, shape and place after the header
+    header    JSON, padded with spaces to a multiple of 8: for each tensor its dtype, shape and place after the header,
+              and texts by name under ``__metadata__``, if there are any
     data      the tensors, contiguous, the widest dtypes first, then by name
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -41,6 +43,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _RANK = {dtype: place for place, dtype in enumerate(DTYPES.values())}
 PIECE = 1 << 22  # bytes that are handed over at once
 LONGEST_HEADER = 100_000_000  # bytes, as in safetensors
+METADATA = "__metadata__"
 
 
 class Source(Protocol):
@@ -51,14 +54,38 @@ class Source(Protocol):
         ...
 
 
-def pieces(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of a file, without its values."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of itself: its tensors in the order of their data, and texts by name."""
+
+    entries: tuple[Entry, ...]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+def pieces(
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    whole: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> Iterator[memoryview]:
     """The file, piece by piece: views of the tensors' own memory, where they are contiguous and on the CPU.
+
+    `whole` gives the values of a tensor that are to be written, in its shape and dtype; it is called once for each, in
+    the order of the file, when those before have been handed over.
 
     Raises:
         ValueError: a dtype that the format has no name for.
     """
     ordered = sorted(tensors.items(), key=lambda item: (_RANK.get(item[1].dtype, -1), item[0]))
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     end = 0
     for name, tensor in ordered:
         if tensor.dtype not in _NAMES:
@@ -69,7 +96,7 @@ def pieces(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
     text += b" " * (-len(text) % 8)
     yield memoryview(len(text).to_bytes(8, "little") + text)
     for _, tensor in ordered:
-        data = _memory(tensor)
+        data = _memory(whole(tensor))
         for start in range(0, len(data), PIECE):
             yield data[start : start + PIECE]
 
@@ -80,16 +107,48 @@ def read(source: Source, size: int) -> dict[str, Tensor]:
     Raises:
         ValueError: the file is not as the format says.
     """
+    return {entry.name: read_entry(source, entry) for entry in read_header(source, size).entries}
+
+
+def read_header(source: Source, size: int) -> Header:
+    """What a file of `size` bytes begins with; its tensors are then to be read, or skipped, in their order.
+
+    Raises:
+        ValueError: the file is not as the format says.
+    """
     length = int.from_bytes(_bytes(source, 8, size), "little")
     if length > min(size - 8, LONGEST_HEADER):
         raise ValueError("its header is longer than the file")
-    entries = _entries(json.loads(_bytes(source, length, size).decode()), size - 8 - length)
-    tensors = {}
-    for name, dtype, shape in entries:
-        tensors[name] = tensor = torch.empty(shape, dtype=dtype)
-        if tensor.numel():
-            _fill(source, _memory(tensor))
-    return tensors
+    header = json.loads(_bytes(source, length, size).decode())
+    entries = tuple(Entry(name, dtype, tuple(shape)) for name, dtype, shape in _entries(header, size - 8 - length))
+    metadata = header.get(METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError("its metadata are not texts")
+    return Header(entries, metadata)
+
+
+def read_entry(
+    source: Source, entry: Entry, start: tuple[int, ...] | None = None, size: tuple[int, ...] | None = None
+) -> Tensor:
+    """The next tensor, or of it the region from index `start` on that has the shape `size`: in memory with what is
+    beside it in the same rows of the first dimension."""
+    if start is None or size is None or not entry.shape:
+        tensor = torch.empty(entry.shape, dtype=entry.dtype)
+        _fill(source, _memory(tensor))
+        return tensor
+    row = torch.Size(entry.shape[1:]).numel() * entry.dtype.itemsize
+    _skip(source, start[0] * row)
+    rows = torch.empty((size[0], *entry.shape[1:]), dtype=entry.dtype)
+    _fill(source, _memory(rows))
+    _skip(source, (entry.shape[0] - start[0] - size[0]) * row)
+    for dim in range(1, len(size)):
+        rows = rows.narrow(dim, start[dim], size[dim])
+    return rows
+
+
+def skip_entry(source: Source, entry: Entry) -> None:
+    """Go past the next tensor."""
+    _skip(source, torch.Size(entry.shape).numel() * entry.dtype.itemsize)
 
 
 def _entries(header: Any, size: int) -> list[tuple[str, torch.dtype, list[int]]]:
@@ -100,7 +159,7 @@ def _entries(header: Any, size: int) -> list[tuple[str, torch.dtype, list[int]]]
         found = [
             (entry["data_offsets"][0], entry["data_offsets"][1], name, DTYPES[entry["dtype"]], list(entry["shape"]))
             for name, entry in header.items()
-            if name != "__metadata__"
+            if name != METADATA
         ]
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"its header is damaged: {type(error).__name__}: {error}") from error
@@ -138,3 +197,9 @@ def _fill(source: Source, buffer: memoryview) -> None:
             if not count:
                 raise ValueError("it is cut off")
             piece = piece[count:]
+
+
+def _skip(source: Source, count: int) -> None:
+    room = memoryview(bytearray(min(count, PIECE)))
+    for start in range(0, count, PIECE):
+        _fill(source, room[: min(PIECE, count - start)])

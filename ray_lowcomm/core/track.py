@@ -11,6 +11,7 @@ from ray_lowcomm.core.fragments import Fragment, Piece
 from ray_lowcomm.core.layout import Layout
 from ray_lowcomm.core.memory import Spare
 from ray_lowcomm.core.moments import Moments
+from ray_lowcomm.core.sharding import like, local
 
 
 class Vector(Protocol):
@@ -116,15 +117,15 @@ class Parameters:
             if piece.tensor in self._masters:
                 self._set(piece, self._value(piece).add(part, alpha=alpha))
             else:
-                piece.of(self._tensors[piece.tensor].detach()).add_(part, alpha=alpha)
+                piece.of(local(self._tensors[piece.tensor])).add_(part, alpha=alpha)
 
     def room(self) -> Tensor:
         """See `Track`."""
-        like = self._tensors[0].detach().new_empty(1, dtype=self.layout.dtype)
-        return self.spare.take(like.expand(self.layout.numel))
+        one = local(self._tensors[0]).new_empty(1, dtype=self.layout.dtype)
+        return self.spare.take(one.expand(self.layout.numel))
 
     def _value(self, piece: Piece) -> Tensor:
-        parameter, master = piece.of(self._tensors[piece.tensor].detach()), self._masters.get(piece.tensor)
+        parameter, master = piece.of(local(self._tensors[piece.tensor])), self._masters.get(piece.tensor)
         if master is None:
             return parameter
         master = piece.of(master)
@@ -134,7 +135,7 @@ class Parameters:
     def _set(self, piece: Piece, part: Tensor) -> None:
         if piece.tensor in self._masters:
             piece.of(self._masters[piece.tensor]).copy_(part)
-        piece.of(self._tensors[piece.tensor].detach()).copy_(part)
+        piece.of(local(self._tensors[piece.tensor])).copy_(part)
 
 
 class OptimizerMoment:
@@ -179,8 +180,8 @@ class OptimizerMoment:
 
     def room(self) -> Tensor:
         """See `Track`."""
-        like = self._parameters[0].detach().new_empty(1, dtype=self.layout.dtype)
-        return self.spare.take(like.expand(self.layout.numel))
+        one = local(self._parameters[0]).new_empty(1, dtype=self.layout.dtype)
+        return self.spare.take(one.expand(self.layout.numel))
 
     def _parts(self, flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
         return zip(self._parameters, self.layout.split(flat), strict=True)
@@ -213,12 +214,12 @@ class Gradients:
             if missing:
                 parameter.grad = None
             elif parameter.grad is None:
-                parameter.grad = part.to(parameter.dtype, copy=True)
+                parameter.grad = like(parameter, part.to(parameter.dtype, copy=True))
             else:
-                parameter.grad.copy_(part)
+                local(parameter.grad).copy_(part)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
     if parameter.grad is None:
-        return torch.full_like(parameter, -0.0)
-    return parameter.grad + 0.0  # makes +0.0 of −0.0
+        return torch.full_like(local(parameter), -0.0)
+    return local(parameter.grad) + 0.0  # makes +0.0 of −0.0

@@ -11,8 +11,9 @@ from ray_lowcomm.core.fragments import Fragment, whole
 from ray_lowcomm.core.layout import Layout
 from ray_lowcomm.core.memory import Spare
 from ray_lowcomm.core.moments import Moments
-from ray_lowcomm.core.names import trainable_parameters, work_dtype
+from ray_lowcomm.core.names import clean_name, trainable_parameters, work_dtype
 from ray_lowcomm.core.optimizers import Optimizers
+from ray_lowcomm.core.sharding import Shard, exchanged, local
 from ray_lowcomm.core.track import Gradients, MomentTrack, OptimizerMoment, Parameters, Track, Vector
 
 PARAMS, GRADS = "params", "grads"
@@ -55,19 +56,29 @@ class Tracks:
     All vectors are flat [n] over the trainable parameters, in `layout.dtype` (float32, or float64 for a model that has
     float64 parameters), on the parameters' device. `params` are the parameters (see `Parameters`), `spare` is of all
     tracks.
+
+    Of a model that several processes hold parts of, this one's `shard` has what it exchanges: its parts of the
+    parameters in `exchanged`, n elements in all. `parameters` are all that are trainable, `frozen` the others.
     """
 
     def __init__(
-        self, model: nn.Module, optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Optimizers
+        self,
+        model: nn.Module,
+        optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Optimizers,
+        shard: Shard | None = None,
     ) -> None:
         self.parameters = trainable_parameters(model)
+        self.frozen = {clean_name(name): p for name, p in model.named_parameters() if not p.requires_grad}
+        self.shard = shard or Shard()
+        self.exchanged = exchanged(self.parameters, self.shard)
         self.optimizers = Optimizers(optimizers)
         self.moments = Moments(self.optimizers)
         self.spare = Spare()
-        self._tensors = list(self.parameters.values())
-        self.layout = Layout.of({k: p.data for k, p in self.parameters.items()}, work_dtype(self._tensors))
+        self._tensors = list(self.exchanged.values())
+        work = work_dtype(list(self.parameters.values()))
+        self.layout = Layout.of({k: local(p) for k, p in self.exchanged.items()}, work)
         self._masters = {
-            i: p.detach().to(self.layout.dtype, copy=True)
+            i: local(p).to(self.layout.dtype, copy=True)
             for i, p in enumerate(self._tensors)
             if p.dtype != self.layout.dtype
         }
@@ -117,6 +128,10 @@ class Tracks:
     def add(self, flat: Tensor, alpha: float = 1.0) -> None:
         """Add `alpha` times `flat` [n] to the parameters, without a copy of all of them."""
         self.params.add(flat, alpha)
+
+    def held(self) -> dict[str, Tensor]:
+        """The parameters that are exchanged, by name, as tensors of this process: in the same memory."""
+        return {name: local(p) for name, p in self.exchanged.items()}
 
     def masters(self) -> dict[str, Tensor]:
         """Master copies of low-precision parameters by name, for the replica's local state."""

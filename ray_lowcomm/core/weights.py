@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ray_lowcomm.core.errors import ModelError
 from ray_lowcomm.core.guards import all_finite
 from ray_lowcomm.core.names import clean_name, model_state
+from ray_lowcomm.core.sharding import local, part_of
 
 _LISTED = 5
 
@@ -17,7 +18,8 @@ def copy_into(model: nn.Module, given: Mapping[str, Tensor], what: str) -> tuple
     """Copy weights and buffers `given` by name into `model`, in its dtypes and on its device.
 
     Names count without what torch.compile and DistributedDataParallel put into them; of tensors that share memory in
-    the model one is enough. `what` names the source in messages. Returns what the user should know.
+    the model one is enough. Of a tensor that is distributed here this process takes its part of the whole one that is
+    given. `what` names the source in messages. Returns what the user should know.
 
     Raises:
         ModelError: they do not fit, with every difference; nothing was changed.
@@ -28,8 +30,9 @@ def copy_into(model: nn.Module, given: Mapping[str, Tensor], what: str) -> tuple
         raise ModelError(f"{what} does not fit the model: {'; '.join(problems)}")
     with torch.no_grad():
         for name, tensor in clean.items():
-            wanted[name].copy_(tensor)
-    return _casts(wanted, clean, what)
+            here = part_of(wanted[name])
+            local(wanted[name]).copy_(tensor[here.slices])
+    return rounded(wanted, clean, what)
 
 
 def differences(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
@@ -64,7 +67,7 @@ def _problems(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Iter
     ]
     yield _listing("tied in the model and different there", _untied(wanted, given, fitting))
     floating = [n for n in fitting if given[n].is_floating_point()]
-    yield _listing("not finite", [n for n in floating if not all_finite(given[n]) and all_finite(wanted[n])])
+    yield _listing("not finite", [n for n in floating if not all_finite(given[n]) and all_finite(local(wanted[n]))])
 
 
 def _untied(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], names: Iterable[str]) -> list[str]:
@@ -80,11 +83,12 @@ def _untied(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], names: It
 
 def _place(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
     """Where a tensor lies. Empty ones lie nowhere, so they are told apart by nothing: each is its own."""
-    address = tensor.data_ptr() if tensor.numel() else id(tensor)
+    held = local(tensor)
+    address = held.data_ptr() if held.numel() else id(tensor)
     return address, tensor.shape, tensor.stride()
 
 
-def _casts(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str) -> tuple[str, ...]:
+def rounded(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str) -> tuple[str, ...]:
     """A remark on values that were rounded."""
     pairs = Counter(
         (str(t.dtype).removeprefix("torch."), wanted[n].dtype) for n, t in given.items() if _loses(t, wanted[n])

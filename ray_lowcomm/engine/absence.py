@@ -2,7 +2,7 @@
 
 import math
 
-from ray_lowcomm.engine import answers, halt, losses
+from ray_lowcomm.engine import answers, halt, losses, pacing
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.fleet_state import FleetState, Past
 from ray_lowcomm.engine.membership import AWAY, LIVE, Exchange, Member, MemberState
@@ -144,7 +144,7 @@ def _return(fleet: FleetState, member: Member, missed: tuple[m.Missed, ...]) -> 
         # at the launch a step goes with it
         nominal = fleet.steps_to_next()
         left = max(1, fleet.waits.steps_left(nominal, fleet.now + takes_s))
-        member.planned = min(max(0, nominal - fleet.where.late), left)
+        pacing.begin(fleet, member, min(max(0, nominal - fleet.where.late), left))
     answer = answers.to_return(fleet, member, missed, again)
     if not again:
         member.stands, member.knows = fleet.round, fleet.dealt
@@ -157,7 +157,7 @@ def _rounds(missed: tuple[m.Missed, ...]) -> str:
 
 def _too_late(fleet: FleetState, member: Member, missed: int) -> None:
     asks, member.state, member.asks = member.asks, MemberState.OUT, False
-    fleet.book.count_unshared(member, fleet.where.overlap)
+    fleet.book.count_unshared(member)
     limit = f"fleet.keep_rounds = {fleet.plan.fleet.keep_rounds}"
     fleet.notice(f"replica {member.index} has missed {missed} rounds ({limit}): it must begin anew")
     if asks:

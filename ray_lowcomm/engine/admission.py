@@ -3,8 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+from ray_lowcomm.core.fault import joining
 from ray_lowcomm.core.wording import option
-from ray_lowcomm.engine import answers, losses, rejections, serving
+from ray_lowcomm.engine import answers, losses, pacing, rejections, serving
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.fleet_state import FleetState
 from ray_lowcomm.engine.membership import AT_STAKE, AWAY, LIVE, Member, MemberState
@@ -36,9 +37,18 @@ def begin_if_complete(fleet: FleetState) -> None:
     """Begin as soon as all are there, so that a full fleet waits for nothing."""
     if fleet.over or fleet.in_state(*LIVE):
         return
-    joining = fleet.in_state(MemberState.JOINING)
-    if len(joining) == fleet.plan.fleet.max_replicas or rejections.all_back(fleet, joining):
+    there = fleet.in_state(MemberState.JOINING)
+    if {x.index for x in there} >= fleet.awaited or rejections.all_back(fleet, there):
         begin(fleet)
+
+
+def let_in(fleet: FleetState) -> None:
+    """Replicas that the fault schedule has held back until the round that begins may be started by who hosts them."""
+    if fleet.started and not fleet.over:
+        number = fleet.round + 1
+        for entry in joining(fleet.plan.faults, fleet.book.fired, number):
+            fault = fleet.plan.faults[entry]
+            fleet.book.fire(entry, f"{fault.what} (round {number})", fault.replica)
 
 
 def begin(fleet: FleetState) -> None:
@@ -134,5 +144,5 @@ def _go_back(fleet: FleetState, rejected: bool) -> None:
 def _welcome(fleet: FleetState, member: Member, keep: bool, **duties: Any) -> None:
     member.state, member.arrival, member.vote = MemberState.TRAINING, None, None
     member.stands, member.knows, member.loads = fleet.round, fleet.dealt, None
-    member.planned = max(0, fleet.steps_to_next() - fleet.where.late)  # it begins where the last round is applied
+    pacing.begin(fleet, member, max(0, fleet.steps_to_next() - fleet.where.late))  # from where the last one is applied
     fleet.answer(member.index, replace(answers.welcome(fleet, member, keep), **duties))

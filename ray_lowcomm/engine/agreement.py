@@ -12,11 +12,13 @@ PARAMETER_TRACKS = ("params", "grads")  # what `dense_bytes` counts
 STATE_DEPENDS_ON = frozenset(
     ("strategy.name", "strategy.variant", "strategy.residual", "inner.optimizer", "optimizer.moments")
 )
-# of another model the loading says which parameter does not fit
-NOT_COMPARED = frozenset(("model.layout", "model.dense_bytes"))
+# of another model the loading says which parameter does not fit; whole parameters are put together from any shards
+SHARDS = "fleet.shards_per_replica"
+NOT_COMPARED = frozenset(("model.layout", "model.dense_bytes", SHARDS))
 # what hashes cannot say
 ADVICE = {
-    "model.layout": "its trainable parameters have other names, shapes or types: build the same model in every replica",
+    "model.layout": "its trainable parameters have other names, shapes or types: build the same model in every "
+    "replica, and shard it alike",
     "model.frozen": "its frozen weights are others, and nobody ever exchanges them: load the same into every replica, "
     "or make them right at the start of the train function, where random numbers are still alike",
 }
@@ -50,9 +52,9 @@ class Agreement:
     def changes_since(self, before: dict[str, str]) -> tuple[str, str]:
         """Settings that differ from those of a checkpoint: (such as make its state useless, others)."""
         mine = self.settings
-        names = [
-            n for n in sorted(mine.keys() | before.keys()) if mine.get(n) != before.get(n) and n not in NOT_COMPARED
-        ]
+        names = sorted(n for n in mine.keys() | before.keys() if mine.get(n) != before.get(n) and n not in NOT_COMPARED)
+        if mine.get(SHARDS, "1") != before.get(SHARDS, "1"):  # what is frozen is cut elsewhere, and has other digests
+            names = [n for n in names if n != "model.frozen"]
         texts = {n: f"{n} was {before.get(n)}, is {mine.get(n)}" for n in names}
         fatal = [text for name, text in texts.items() if name in STATE_DEPENDS_ON]
         return "; ".join(fatal), "; ".join(text for name, text in texts.items() if name not in STATE_DEPENDS_ON)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray_lowcomm import strategies
-from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings
+from ray_lowcomm.core.settings import CheckpointSettings, Fault, FleetSettings, RunSettings, StrategySettings
 from ray_lowcomm.engine import messages as m
-from ray_lowcomm.engine.making import FORMAT, Making, Makings, checkpoint_folder
+from ray_lowcomm.engine.making import FORMAT, Making, Makings, checkpoint_folder, shards_of
 from ray_lowcomm.engine.membership import Exchange, Member
 from ray_lowcomm.engine.reported import TAKEN, combined
 from ray_lowcomm.engine.totals import Totals, most, round_record
@@ -17,7 +17,7 @@ from ray_lowcomm.engine.totals import Totals, most, round_record
 @dataclass(frozen=True)
 class RunPlan:
     """What the coordinator needs to know of a run. `total` are nominal inner steps; `restore` is a checkpoint to start
-    from (a whole path or URI), `restored` its manifest."""
+    from (a whole path or URI), `restored` its manifest; of `faults` it looks after those that hold replicas back."""
 
     run: RunSettings
     checkpoint: CheckpointSettings
@@ -27,6 +27,12 @@ class RunPlan:
     directory: str
     restore: str | None = None
     restored: dict[str, Any] | None = None
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def fired(self) -> tuple[int, ...]:
+        """Entries of the fault schedule that had happened when it was started."""
+        return tuple((self.restored or {}).get("fired", ()))
 
     @property
     def catches_up(self) -> bool:
@@ -90,6 +96,12 @@ class Book:
     def notice(self, text: str) -> None:
         """Say something to the user."""
         self.events.append(Event("notice", text))
+
+    def fire(self, number: int, what: str, member: int) -> None:
+        """This entry of the fault schedule happens now."""
+        self.fired.add(number)
+        self.events.append(Event("fired", number))
+        self.notice(f"fault {number} of the schedule: {what} at replica {member}")
 
     # ---- rounds ---------------------------------------------------------------------------------------------------
 
@@ -173,30 +185,31 @@ class Book:
             seconds = [getattr(vote, name) for vote in votes]
             setattr(self.totals, name, getattr(self.totals, name) + sum(seconds) / max(1, len(seconds)))
 
-    def count_lost(self, member: Member, exchange: Exchange | None, overlap: int) -> None:
+    def count_lost(self, member: Member, exchange: Exchange | None) -> None:
         """Count a member that is lost. Steps of a killed replica are unknown: those that it was told to take count,
-        beside a round in flight as many as `overlap`."""
+        those beside a round in flight among them; one that was not heard of may have launched a round as well."""
         self.totals.members_lost += 1
         self.totals.lost_residual_norm = math.hypot(self.totals.lost_residual_norm, member.held_back)
         arrival = member.arrival
         launched = arrival.steps + arrival.skipped if arrival else 0
-        self.count_unshared(member, overlap)
+        self.count_unshared(member)
         in_exchange = exchange is not None and member.index in exchange.members
         if exchange is not None and in_exchange and member.vote is not None and member.vote.ok:
             self.totals.lost_inner_steps -= launched
             exchange.owed += launched  # lost only if the exchange fails
 
-    def count_unshared(self, member: Member, overlap: int) -> int:
+    def count_unshared(self, member: Member) -> int:
         """Count as lost what a member has not shared, as far as it is known (see `count_lost`): returns how many
         steps. Should it ever be back it says more."""
         arrival, before = member.arrival, member.counted
-        member.counted = arrival.steps + arrival.skipped + overlap if arrival else member.planned
+        steps = arrival.steps + arrival.skipped if arrival else member.planned
+        member.counted = steps + (member.beside if arrival or member.silent_since is not None else 0)
         self.totals.lost_inner_steps += member.counted - before
         return member.counted
 
-    def count_left_out(self, member: Member, overlap: int) -> None:
+    def count_left_out(self, member: Member) -> None:
         """The run ends while a member is away: what it has not shared is lost, if it is more than a state to load."""
-        if member.loads is None and not member.counted and (steps := self.count_unshared(member, overlap)):
+        if member.loads is None and not member.counted and (steps := self.count_unshared(member)):
             self.notice(f"replica {member.index} was not back at the end: its {steps} steps are lost")
 
     def count_given_up(self, member: Member | None, steps: int, skipped: int) -> None:
@@ -279,6 +292,8 @@ class Book:
             "unshared": {str(i): [part.steps, part.tokens, part.skipped] for i, part in parts.items()},
             "files": {name: list(info) for part in parts.values() for name, info in part.files.items()},
         }
+        shards = shards_of(manifest["files"])
+        manifest |= {"shards": shards} if shards > 1 else {}
         self.events.append(Event("manifest", (folder, manifest)))
         return manifest
 

@@ -29,11 +29,11 @@ class BufferSync:
     """Proposes and applies the buffers of one model, with the same contract as a strategy.
 
     Buffers are looked up by name whenever they are used: a model may set a new tensor in the place of one. Which there
-    are, and their shapes and dtypes, stays as it was at first.
+    are, and their shapes and dtypes, stays as it was at first. Of the shards of a replica one `exchanges` them.
     """
 
-    def __init__(self, model: nn.Module, policy: Literal["average", "local", "first"]) -> None:
-        self.policy, self._model = policy, model
+    def __init__(self, model: nn.Module, policy: Literal["average", "local", "first"], exchanges: bool = True) -> None:
+        self.policy, self._model, self._exchanges = policy, model, exchanges
         first = named_buffers(model)
         self._forms = {name: (b.shape, b.dtype) for name, b in first.items()}
         # what is not finite from the start, such as a mask of −inf, has no mean
@@ -86,7 +86,7 @@ class BufferSync:
 
     def ops(self, launch: int, apply: int, point: Point) -> tuple[SyncOp, ...]:
         """The ops that belong to a round: none, one or two. They are applied when the parameters are."""
-        tracks = [MEAN] * bool(self._averaged) + [COPY] * bool(self._copied)
+        tracks = [MEAN] * bool(self._averaged) + [COPY] * bool(self._copied) if self._exchanges else []
         return tuple(SyncOp(track, launch, apply, point) for track in tracks)
 
     def propose(self, op: SyncOp) -> Proposal:

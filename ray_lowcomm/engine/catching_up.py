@@ -10,7 +10,17 @@ from ray_lowcomm.core.errors import ExchangeError
 from ray_lowcomm.core.payload import Received
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.inside import Inside
 from ray_lowcomm.engine.transport import Channel, Transport
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Of a replica, or of one of its shards: to the others of its kind, to the driver, and to the other shards."""
+
+    transport: Transport
+    channel: Channel
+    inside: Inside
 
 
 @dataclass(frozen=True)
@@ -59,9 +69,7 @@ def to_keep(parts: Sequence[tuple[Tensor, ...]]) -> dict[str, Tensor]:
     return {f"{i}/{k}": tensor for i, part in enumerate(parts) for k, tensor in enumerate(part)}
 
 
-def fetch_missed(
-    transport: Transport, channel: Channel, back: m.Back, history: str, answer: m.Answer
-) -> Behind | m.Answer:
+def fetch_missed(lines: Lines, back: m.Back, history: str, answer: m.Answer) -> Behind | m.Answer:
     """All that was missed by a replica that stands at `history`, by the driver's answer and those to further questions
     (each is `back`); or what the driver has said that is no `Return`.
 
@@ -70,11 +78,18 @@ def fetch_missed(
     """
     rounds, nbytes = [], dict[int, int]()
     while isinstance(answer, m.Return):
-        rounds += _fetched(transport, history, answer, nbytes)
+        problem = ""
+        try:
+            rounds += _fetched(lines.transport, history, answer, nbytes)
+        except ExchangeError as error:
+            problem = str(error)
+        # or one shard of a replica would begin anew while the others go on
+        if problem := lines.inside.agree(f"missed up to {answer.round}", problem):
+            raise ExchangeError(problem)
         history = answer.history
         if not answer.again:
             return Behind(answer, tuple(rounds), nbytes)
-        answer = channel.request(replace(back, round=answer.round))
+        answer = lines.channel.request(replace(back, round=answer.round))
     return answer
 
 

@@ -3,21 +3,22 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ray_lowcomm.engine import absence, admission, offers, serving
+from ray_lowcomm.engine import absence, admission, offers, pacing, serving
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.fleet_state import FleetState
-from ray_lowcomm.engine.membership import Member, MemberState, planned_steps
+from ray_lowcomm.engine.membership import Member, MemberState
 
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """What is to be done at the end of a round. `steps` are those to the next launch, by member that stays, `overlap`
-    is the next round's; `first` evaluates, exports and writes what is shared; `folder` is the checkpoint's; those that
-    stay offer their state to `joiners`, and what they have received to whom has missed it (`keep`); with `dealt` the
-    data are shared anew; `halt` is why all leave."""
+    """What is to be done at the end of a round. `steps` are those to the next launch, by member that stays, `beside`
+    those from there to where the next round is applied, `overlap` is that round's; `first` evaluates, exports and
+    writes what is shared; `folder` is the checkpoint's; those that stay offer their state to `joiners`, and what they
+    have received to whom has missed it (`keep`); with `dealt` the data are shared anew; `halt` is why all leave."""
 
     round: int
     steps: dict[int, int]
+    beside: dict[int, int]
     overlap: int
     first: int
     last: bool
@@ -37,6 +38,7 @@ class RoundEnd:
             round=self.round,
             inner_steps=self.steps.get(member.index, 0),
             overlap=self.overlap,
+            beside=self.beside.get(member.index, self.overlap),
             leave="" if stays else self.halt or member.leaving,
             dealt=self.dealt,
             positions=self.positions,
@@ -54,6 +56,7 @@ class RoundEnd:
 def give_duties(fleet: FleetState, alive: list[Member], record: dict[str, Any]) -> None:
     """Answer the members of a round that is committed, and find a donor for those that wait to join."""
     last = fleet.steps_to_next() == 0
+    pacing.say_slow(fleet)
     fleet.book.count_possible(fleet.now, fleet.dealt, fleet.seconds_per_step)
     stay, joiners = _who_goes_on(fleet, alive, last)
     keep = absence.keep(fleet, stay)
@@ -63,6 +66,7 @@ def give_duties(fleet: FleetState, alive: list[Member], record: dict[str, Any]) 
     end = replace(_round_end(fleet, alive, stay, joiners), keep=keep)
     for member in alive:
         member.arrival, member.vote, member.planned = None, None, end.steps.get(member.index, 0)
+        member.beside = end.beside.get(member.index, 0)
         member.state = MemberState.TRAINING if member in stay else MemberState.LEAVING
         member.stands, member.knows = fleet.round, fleet.dealt
         fleet.answer(member.index, end.commit(member))
@@ -107,14 +111,18 @@ def _round_end(fleet: FleetState, alive: list[Member], stay: list[Member], joine
     if save:
         fleet.owed.to.clear()
     halt = fleet.halt.reason if fleet.halt.saves else ""
-    seconds = {x.index: fleet.seconds_per_step.get(x.index, 0.0) for x in stay}
+    shares = pacing.shares_of(fleet, [x.index for x in stay])
+    # no fewer than it takes before this round is applied
+    least = {x.index: max(1, min(x.beside, fleet.where.late)) for x in stay}
+    steps = {index: pacing.within(share, nominal, least[index]) for index, share in shares.items()}
     before = fleet.dealt
     if stay and not fleet.where.late:
         fleet.dealt = admission.deal(fleet, stay + joiners)
     anew = fleet.dealt != before and not last
     return RoundEnd(
         round=number,
-        steps=planned_steps(fleet.plan.fleet.pace, nominal, seconds, fleet.where.late),
+        steps=steps,
+        beside={index: pacing.within(share, fleet.where.overlap) for index, share in shares.items()},
         overlap=fleet.where.overlap,
         first=min(x.index for x in stay or alive),
         last=last,

@@ -61,7 +61,7 @@ class Coordinator:
         self.fleet.now = now
         member = self.members.get(index)
         if member is not None and member.incarnation == incarnation:
-            self.book.makings.lost(index)
+            losses.writes_no_more(self.fleet, index)
             losses.give_up(self.fleet, index, why)
             self._settle()
 
@@ -111,6 +111,11 @@ class Coordinator:
     def fail(self, text: str) -> None:
         """End the run with an error; everyone is told at its next request."""
         self.fleet.fail(text)
+
+    def cohort_restarted(self, text: str) -> None:
+        """Those who run a cohort have broken off, and are started again; its replicas are lost by themselves."""
+        self.book.totals.cohort_restarts += 1
+        self.book.notice(text)
 
     def manifest_written(self, folder: str, problem: str = "") -> None:
         """The host has written the manifest of a checkpoint, or there was a `problem`."""
@@ -176,6 +181,7 @@ class Coordinator:
         exchanges.close_if_complete(self.fleet)
         admission.begin_if_complete(self.fleet)
         departures.end_if_all_out(self.fleet)
+        admission.let_in(self.fleet)
         offers.forget(self.fleet)
 
 
@@ -192,9 +198,7 @@ def _saved(fleet: FleetState, saved: m.Saved) -> None:
 
 def _fired(fleet: FleetState, fired: m.Fired) -> None:
     fleet.note(fired)
-    fleet.book.fired.add(fired.fault)
-    fleet.event("fired", fired.fault)
-    fleet.notice(f"fault {fired.fault} of the schedule: {fired.what or 'happens'} at replica {fired.member}")
+    fleet.book.fire(fired.fault, fired.what or "happens", fired.member)
     if fired.leaves:
         departures.ask(fleet, fired.member, "the fault schedule says so")
 

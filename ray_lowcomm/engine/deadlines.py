@@ -152,7 +152,7 @@ def _joined(fleet: FleetState) -> tuple[str, str]:
     """How many of how many replicas are waiting to begin, and which are not."""
     there, settings = _joining(fleet), fleet.plan.fleet
     needed = f"at least {settings.min_replicas}" if settings.elastic else str(settings.max_replicas)
-    return f"{len(there)} of {needed}", listed([i for i in range(settings.max_replicas) if i not in there])
+    return f"{len(there)} of {needed}", listed(sorted(fleet.awaited - there))
 
 
 def _quorum_is_over(fleet: FleetState, arrived: int) -> bool:

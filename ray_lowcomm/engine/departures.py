@@ -58,7 +58,8 @@ def finished(fleet: FleetState, finished: m.Finished) -> None:
         member.state = MemberState.OUT
         fleet.event("left", member.index)
     else:
-        fleet.finishing = fleet.finishing or fleet.steps_to_next() == 0  # a run that was at its end is gone on with
+        at_end = fleet.started and fleet.steps_to_next() == 0  # a run that was at its end is gone on with
+        fleet.finishing = fleet.finishing or at_end
         early = not fleet.over and member.state in (*LIVE, MemberState.OUT)
         missed = early and fleet.steps_to_next() > 0  # of one that missed the end there is nothing to compare
         fleet.book.digests[member.index], member.state = None if missed else finished.digest, MemberState.FINISHED
@@ -96,7 +97,9 @@ def end_if_all_out(fleet: FleetState) -> None:
     if fleet.book.makings.is_open(fleet.round):
         # the model is exported before the last checkpoint's parts are written
         again = option("run.resume")
-        fleet.fail(f"a replica died before the final model and checkpoint were whole: go on with {again}")
+        fleet.fail(
+            f"who was to write the final model and the shared state died before they were whole: go on with {again}"
+        )
     elif untrained := rejections.untrained(fleet):
         fleet.fail(untrained)
     else:

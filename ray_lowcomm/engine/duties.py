@@ -1,7 +1,8 @@
 """What a replica does at the end of a round besides training: serve joiners, evaluate, save, export."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,12 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from ray_lowcomm import strategies
-from ray_lowcomm.core.errors import CheckpointError, LowCommError
+from ray_lowcomm.core.errors import CheckpointError
 from ray_lowcomm.core.names import model_state
+from ray_lowcomm.core.parts import Target, marks
 from ray_lowcomm.core.wording import option
 from ray_lowcomm.engine import checkpoint, reported
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.exporting import save_model
 from ray_lowcomm.engine.loop_parts import LoopParts
+from ray_lowcomm.engine.offer_names import own_offer, state_offer
 from ray_lowcomm.engine.round import Parties
 from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.engine.state import ReplicaState, SharedParameters
@@ -69,13 +73,13 @@ class Duties:
     def serve(self, number: int, own: bool) -> None:
         """Offer the state at the end of round `number` to joiners: one stamp, taken while nothing is being trained.
         With `own` also what is this replica's alone."""
-        strategy, name = self._state.strategy, m.state_offer(number)
+        strategy, name = self._state.strategy, state_offer(number)
         alike, mine = self._state.for_joiner(self._moments)
         offered = m.Offer(
             self._member,
             number,
             self._transport.offer(name, alike),
-            self._transport.offer(m.own_offer(name), mine) if own else None,
+            self._transport.offer(own_offer(name), mine) if own else None,
             strategy.digest() if strategy.consistent else "",
         )
         self._channel.request(offered)
@@ -87,7 +91,10 @@ class Duties:
         metrics: dict[str, float] = {}
         if evaluate is not None:
             with SharedParameters(self._state) as model, torch.no_grad():
-                val_loss, metrics = reported.evaluated(self._called(evaluate, model, number))
+                called = f"`evaluate`, called with the shared model at the end of round {number}"
+                with self._of_user(called, f"`evaluate` failed at the end of round {number}"):
+                    given = evaluate(model)
+                val_loss, metrics = reported.evaluated(given)
             if val_loss is not None and not math.isfinite(val_loss):
                 said = f"the validation loss is {val_loss}: look for samples of the validation data that are not finite"
                 self._channel.request(m.Said(self._member, f"round {number}: {said}"))
@@ -97,13 +104,16 @@ class Duties:
                 self._channel.request(m.Said(self._member, said))
         self._channel.request(m.Evaluated(self._member, number, val_loss, metrics))
 
-    def _called(self, evaluate: Callable[[nn.Module], Any], model: nn.Module, number: int) -> Any:
+    @contextmanager
+    def _of_user(self, called: str, failed: str, expected: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Context in which a function of the user's is `called`, that is not the train function. A loop that fails says
+        so itself; that it was not the loop, only we know."""
         try:
-            return evaluate(model)
-        except Exception as error:  # a loop that fails says so itself; that it was not the loop, only we know
-            error.add_note(f"(in `evaluate`, called with the shared model at the end of round {number})")
-            said = f"`evaluate` failed at the end of round {number} with {type(error).__name__}"
-            self._channel.request(m.Said(self._member, said))
+            yield
+        except Exception as error:
+            if not isinstance(error, expected):
+                error.add_note(f"(in {called})")
+                self._channel.request(m.Said(self._member, f"{failed} with {type(error).__name__}"))
             raise
 
     def save(self, save: Save, positions: dict[int, int]) -> None:
@@ -117,33 +127,38 @@ class Duties:
             problem = "its part of the checkpoint before is still being written"
         elif state.strategy.replicated and not state.finite:
             problem = "parameters are not all finite: nobody could go on from them"
-        files = {checkpoint.SHARED: _taken(state.shared(), save)} if save.write_shared and not problem else {}
+        shard, files = state.tracks.shard, {}
+        if save.write_shared and not problem:
+            files[checkpoint.shared_name(shard)] = _taken(state.to_save(state.shared()), save)
         if not problem:
-            files[checkpoint.local_name(self._member)] = _taken(state.local(save.between), save)
+            files[checkpoint.local_name(self._member, shard)] = _taken(state.to_save(state.local(save.between)), save)
         done = self._work.steps, self._work.tokens, self._work.skipped
         saved = m.Saved(self._member, save.round, {}, problem, positions, save.folder, *done)
         if problem:
             self._channel.request(saved)
             return
-        self._writing = self._transport.beside(lambda: self._write(files, saved, save.wait_s))
+        known = state.targets()
+        self._writing = self._transport.beside(lambda: self._write(files, known, saved, save.wait_s))
         if save.last:
             self.finish()
 
-    def _write(self, files: dict[str, State], saved: m.Saved, wait_s: float) -> None:
+    def _write(self, files: dict[str, State], known: Mapping[str, Target], saved: m.Saved, wait_s: float) -> None:
         written: dict[str, tuple[int, str]] = {}
         problem, storage = "", Storage(self._directory)
+        name = ""
 
         def save(name: str) -> tuple[int, str]:
-            if name != checkpoint.SHARED:  # by now that is written, where it is this member's to write
+            if not checkpoint.is_shared(name):  # by now that is written, where it is this member's to write
                 self._faults.at("checkpoint", saved.round)
-            return checkpoint.save_tensors(storage, f"{saved.folder}/{name}", files[name])
+            return checkpoint.save_tensors(storage, f"{saved.folder}/{name}", files[name], marks(files[name], known))
 
         try:
             for name in list(files):
                 written[name] = persistent(partial(save, name), wait_s, partial(self._waits, "the last checkpoint"))
                 del files[name]
-        except (OSError, LowCommError) as error:
-            problem = f"{type(error).__name__}: {error}"
+        except Exception as error:  # whatever it is: other shards of this replica wait for this one's files
+            told = f"{type(error).__name__}: {error}"
+            problem = told if name in told else f"{name}: {told}"
         self._channel.request(replace(saved, files=written, problem=problem))
 
     def _waits(self, what: str, why: str) -> None:
@@ -163,26 +178,43 @@ class Duties:
     def restore(self, folder: str, manifest: Mapping[str, Any], members: tuple[int, ...]) -> None:
         """Load this member's state from a checkpoint folder (a whole path or URI); `members` begin with it."""
         root, _, name = folder.rpartition(f"/{checkpoint.FOLDER}/")
-        path = f"{checkpoint.FOLDER}/{name}"
-        source = checkpoint.Source(Storage(root), path, manifest)
-        shared, local = checkpoint.load_member(source, self._member, members, self._state.unshared)
-        if local is None:
-            self._state.load_as_joiner(shared)
-        else:
-            self._state.load(shared, local)
+        source = checkpoint.Source(Storage(root), f"{checkpoint.FOLDER}/{name}", manifest)
+        state = self._state
+        needs = checkpoint.Needs(state.tracks.shard, state.targets(), state.cut_off, state.notes.append)
+
+        def load() -> None:
+            shared, local = checkpoint.load_member(source, self._member, members, state.unshared, needs)
+            if local is None:
+                state.load_as_joiner(shared)
+            else:
+                state.load(shared, local)
+
+        state.together.all_well("a checkpoint", load, CheckpointError)
 
     def export(self, folder: str, write: Callable[[nn.Module, str], None] | None) -> None:
-        """Write the final model: `model.safetensors` with the shared parameters, or whatever `write` makes of it."""
+        """Write the final model: `model.safetensors` with the shared parameters, or whatever `write` makes of it. All
+        shards of a replica call this; what one of them cannot write is tried again by all.
+
+        Raises:
+            CheckpointError: there is no room for it, or no right to write it.
+        """
+        together = self._state.together
         with SharedParameters(self._state) as model:
 
             def work() -> None:
                 if write is not None:
-                    write(model, f"{self._directory}/{folder}")
+                    with self._of_user("`export`, called with the final model", "`export` failed", (OSError,)):
+                        write(model, f"{self._directory}/{folder}")
                 else:
-                    checkpoint.save_tensors(Storage(self._directory), f"{folder}/model.safetensors", model_state(model))
+                    leads = self._state.tracks.shard.number == 0
+                    save_model(Storage(self._directory), folder, model_state(model), writes=leads)
+
+            def together_work() -> None:
+                together.all_well("the final model", work, OSError)
 
             try:
-                persistent(work, SPACE_WAIT_S, partial(self._waits, "the final model"))
+                attempt, over = (work, bool) if together.inside.shards == 1 else (together_work, together.any)
+                persistent(attempt, SPACE_WAIT_S, partial(self._waits, "the final model"), over)
             except OSError as error:
                 mend = f"mend that and go on with {option('run.resume')}"
                 raise CheckpointError(f"the final model cannot be written: {error}; {mend}") from error

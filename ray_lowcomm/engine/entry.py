@@ -7,7 +7,7 @@ from ray_lowcomm import strategies
 from ray_lowcomm.core import randomness
 from ray_lowcomm.core.errors import ExchangeError, FleetError, PayloadError
 from ray_lowcomm.engine import messages as m
-from ray_lowcomm.engine.catching_up import Behind, PastRound, fetch_missed
+from ray_lowcomm.engine.catching_up import Behind, Lines, PastRound, fetch_missed
 from ray_lowcomm.engine.duties import Duties
 from ray_lowcomm.engine.faults import FaultInjector
 from ray_lowcomm.engine.loop_parts import Dealt, LoopParts, unsaved_scheduler
@@ -26,7 +26,8 @@ class Standing:
 
     `target` is the nominal step of the next launch, `left` the inner steps up to it; while a round goes on beside them,
     up to where that is applied. No steps left: the run is over. `planned` were there at first, `taken` are those since
-    the last launch. `overlap`: how much later than launched the next round is applied.
+    the last launch. `overlap`: how much later than launched the next round is applied; `beside` are the inner steps to
+    be taken here meanwhile.
     """
 
     incarnation: int = 0
@@ -39,13 +40,14 @@ class Standing:
     planned: int = 0
     taken: int = 0
     overlap: int = 0
+    beside: int = 0
     stopped: str | None = None
 
     def go_on(self, held: Held, flight: Round, following: int | None) -> None:
         """After a round that was in `flight` has been applied; the next launch is at step `following`."""
         commit, late = held.commit, flight.apply_at - flight.launched_at
         self.history, self.round, self.members = held.history, commit.round, held.results[0][2].members
-        self.target, self.overlap = following or self.step, commit.overlap
+        self.target, self.overlap, self.beside = following or self.step, commit.overlap, commit.beside
         self.planned = max(0, commit.inner_steps - late)
         # where it is applied early, as the run is being stopped, the steps up to there are still to be taken
         self.left = self.planned + flight.apply_at - self.step if commit.inner_steps else 0
@@ -55,7 +57,8 @@ class Standing:
         """After the missed `rounds` have been followed."""
         self.round, self.step, self.history = answer.round, answer.step, answer.history
         self.planned = self.left = answer.inner_steps
-        self.target, self.overlap, self.taken = answer.launch or answer.step, answer.overlap, 0
+        self.target, self.overlap, self.beside = answer.launch or answer.step, answer.overlap, answer.beside
+        self.taken = 0
         if rounds:
             self.members = rounds[-1].members
 
@@ -125,7 +128,8 @@ class Entry:
         """Those that were committed while the state was loaded."""
         host, back = self.host, m.Back(self.host.member, stand.incarnation, stand.round, self._fetched, self._fetch_s)
         answer = host.channel.request(back)
-        return fetch_missed(host.transport, host.channel, replace(back, fetched={}), stand.history, answer)
+        lines = Lines(host.transport, host.channel, host.inside)
+        return fetch_missed(lines, replace(back, fetched={}), stand.history, answer)
 
     def _follow(self, stand: Standing, welcome: m.Welcome, behind: Behind) -> m.Welcome:
         """Bring the state that was loaded to where the fleet is by now."""
@@ -169,18 +173,21 @@ class Entry:
         stand.round, stand.step = welcome.round, welcome.step
         stand.planned = stand.left = welcome.inner_steps
         stand.target, stand.overlap = welcome.launch or welcome.step, welcome.overlap
+        stand.beside = welcome.beside
         self.faults.fired |= set(welcome.fired)
         member, seed = self.host.member, self.spec.run.seed
-        randomness.seed_all(randomness.replica_seed(seed, member, welcome.incarnation))
+        randomness.seed_all(randomness.replica_seed(seed, member, welcome.incarnation, self.host.inside.shard))
         self.deal(welcome.dealt)  # before the state, which may be of just these shards
         if welcome.keep:
             self.reception.skipping.put_back()
             self.state.begin_again()
         elif welcome.state is not None:
-            self._load(welcome.state)
+            offered = welcome.state
+            self.reception.together.all_well("a state", lambda: self._load(offered), ExchangeError)
         elif welcome.restore is not None:
             self.duties.restore(welcome.restore, welcome.manifest or {}, welcome.dealt)
             self._go_on_between(stand)
+        self.reception.together.spread()
         self.reception.skipping.keep()
         self.reception.skipping.taken()
         if self.parts.data is not None:

@@ -5,18 +5,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 
 from ray_lowcomm.core.fault import Fault
+from ray_lowcomm.core.sharding import local
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.run_spec import Host
 
 
 @dataclass
 class FaultInjector:
-    """Carries out the faults of one replica, each once. The driver is told first, so that a restarted replica does not
-    fall again."""
+    """Carries out the faults of one replica's process, each once. The driver is told first, so that a restarted
+    replica does not fall again."""
 
     faults: Sequence[Fault]
     host: Host
@@ -35,7 +35,8 @@ class FaultInjector:
         self._slow = [one for one in self._slow if one not in over]
         for number, fault in enumerate(self.faults):
             in_round = round_number >= fault.round if phase == "serving" else round_number == fault.round
-            here = fault.replica == self.host.member and in_round and fault.phase == phase
+            mine = fault.replica == self.host.member and fault.shard == self.host.inside.shard
+            here = mine and in_round and fault.phase == phase
             if here and number not in self.fired:
                 self.fired.add(number)
                 what = f"{fault.what} ({phase}, round {round_number})"
@@ -66,9 +67,9 @@ class FaultInjector:
         elif fault.do == "full_disk":
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (the fault schedule says so)")
         elif fault.do == "nan":
-            parameter = next(p for p in self.model.parameters() if p.requires_grad and p.numel())
-            with torch.no_grad():
-                parameter[(0,) * parameter.dim()] = float("nan")
+            held = (local(p) for p in self.model.parameters() if p.requires_grad)
+            values = next(tensor for tensor in held if tensor.numel())
+            values[(0,) * values.dim()] = float("nan")
 
 
 def middle(planned: int, left: int) -> bool:

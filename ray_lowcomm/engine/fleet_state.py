@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ray_lowcomm.core.fault import held_back
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.agreement import Agreement
 from ray_lowcomm.engine.book import Book, Event, Position, RunPlan
@@ -106,6 +107,7 @@ class FleetState:
     retries: int = 0  # of this round's exchange
     failures: dict[int, int] = field(default_factory=dict)  # by member, since its last round
     seconds_per_step: dict[int, float] = field(default_factory=dict)
+    slow: dict[int, int] = field(default_factory=dict)  # by member: rounds in a row in which it was much slower
     farthest: int = 0  # highest round ever committed
     measured: list[Measured] = field(default_factory=list)  # of the last rounds
     rejected: Rejected = field(default_factory=Rejected)
@@ -129,6 +131,11 @@ class FleetState:
     def over(self) -> bool:
         """Whether no further round will begin."""
         return self.ended or self.finishing or self.failure is not None
+
+    @property
+    def awaited(self) -> set[int]:
+        """Replicas that are started without waiting for a round: all but those that the fault schedule holds back."""
+        return set(range(self.plan.fleet.max_replicas)) - held_back(self.plan.faults, self.book.fired).keys()
 
     def in_state(self, *states: MemberState) -> list[Member]:
         """Members in one of these states."""

@@ -57,7 +57,7 @@ def send_home(fleet: FleetState, member: Member) -> None:
 
 def leave_out(fleet: FleetState, member: Member, asks: bool = False) -> None:
     """A member that is away as the run ends, and waits for an answer if it `asks`: what it has not shared is lost."""
-    fleet.book.count_left_out(member, fleet.where.overlap)
+    fleet.book.count_left_out(member)
     if asks or member.asks or (member.loads is not None and not member.welcomed):
         member.asks = False
         fleet.dismiss(member, fleet.failure or fleet.halt.reason or "the run has ended")
@@ -76,12 +76,6 @@ def begin_again(fleet: FleetState) -> None:
     """The driver was started again while the run was being stopped: the exchange that was waited for is over."""
     if fleet.halt.saves and not fleet.halt.folder and not fleet.ended:
         _open(fleet)
-
-
-def do_without(fleet: FleetState, member: Member) -> None:
-    """This member writes nothing any more."""
-    if fleet.halt.folder and fleet.book.makings.do_without(fleet.halt.folder, member.index):
-        fleet.close_checkpoint(fleet.halt.folder)
 
 
 def _open(fleet: FleetState) -> None:

@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
+from ray_lowcomm.core.sharding import local
 from ray_lowcomm.core.tracks import Tracks
+from ray_lowcomm.engine.together import Together
 from ray_lowcomm.engine.watch import Watch
 
 
@@ -40,8 +43,9 @@ class InnerStep:
         clip_norm: float | None,
         schedule: Callable[[int], float] | None,
         scaler: Scaler | None,
+        together: Together,
     ) -> None:
-        self._optimizers, self._watch = tracks.optimizers, watch
+        self._optimizers, self._watch, self._together = tracks.optimizers, watch, together
         held = set(map(id, tracks.optimizers.parameters))
         self._all = list(tracks.parameters.values())
         self._clipped = [p for p in self._all if id(p) in held]
@@ -57,9 +61,11 @@ class InnerStep:
             self._unscaled = True
 
     def norm(self) -> Tensor | None:
-        """L2 norm of all gradients that are clipped, 0-d; None where none are."""
+        """L2 norm of all gradients of the replica that are clipped, 0-d; None where none are."""
         if self._clip_norm is None:
             return None
+        if not self._together.plain:
+            return torch.tensor(self._together.norm(), dtype=torch.float64)
         return nn.utils.get_total_norm([p.grad for p in self._clipped if p.grad is not None])
 
     def take(self, step: int, norm: Tensor | None = None) -> None:
@@ -68,13 +74,19 @@ class InnerStep:
         if self._clip_norm is not None:
             norm = self.norm() if norm is None else norm
             assert norm is not None, "what is clipped has a norm"
-            nn.utils.clip_grads_with_norm_(self._clipped, self._clip_norm, norm)
+            self._clip(self._clip_norm, norm)
         if self._schedule is not None:
             factor = self._schedule(step)
             for group, base in zip(self._optimizers.param_groups, self._base_lrs, strict=True):
                 group["lr"] = base * factor
         self._watch.step()
         self.drop()
+
+    def _clip(self, most: float, norm: Tensor) -> None:
+        if self._together.plain:
+            nn.utils.clip_grads_with_norm_(self._clipped, most, norm)
+        elif (factor := most / (norm.item() + 1e-6)) < 1.0:
+            torch._foreach_mul_([local(p.grad) for p in self._clipped if p.grad is not None], factor)
 
     def drop(self) -> None:
         """Drop all gradients; the scale follows what `unscale` has noted."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ray_lowcomm.core.errors import ModelError, SettingError
 from ray_lowcomm.core.names import trainable_parameters
 from ray_lowcomm.core.optimizers import Optimizers
+from ray_lowcomm.core.sharding import is_distributed, reshard
 from ray_lowcomm.engine.inner_step import Scaler
 from ray_lowcomm.engine.state import Stateful
 
@@ -62,10 +63,20 @@ class LoopParts:
         _check_kinds(self)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise SettingError("clip_norm", self.clip_norm, "must be greater than 0, or None for no clipping")
-        trainable = {id(p) for p in trainable_parameters(self.model).values()}
+        reshard(self.model)  # or it is taken for whole where a forward pass went before
+        trainable = list(trainable_parameters(self.model).values())
         held = {id(p) for p in Optimizers(self.optimizer).parameters}
-        if not trainable & held:
-            raise ModelError("the optimizer holds no trainable parameter of the model: make it from model.parameters()")
+        if not any(id(p) in held for p in trainable):
+            cut = any(map(is_distributed, trainable))
+            when = ", after fully_shard, and before any forward pass (or model.reshard() first)" if cut else ""
+            raise ModelError(
+                f"the optimizer holds no trainable parameter of the model: make it from model.parameters(){when}"
+            )
+        if self.scaler is not None and len(set(map(is_distributed, trainable))) > 1:
+            raise ModelError(
+                "scaler: torch's GradScaler takes gradients that are all distributed, or none, and a part of this "
+                "model's are: call fully_shard(model) for the rest of it, or train in bfloat16 without a scaler"
+            )
 
 
 def check_gradients(parameters: Mapping[str, Tensor], clipped: bool, averaged: bool) -> None:

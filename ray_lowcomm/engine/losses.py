@@ -1,6 +1,6 @@
 """Members that die, hang, come too late or begin anew: what is counted, and who waits for them no more."""
 
-from ray_lowcomm.engine import halt, offers
+from ray_lowcomm.engine import offers
 from ray_lowcomm.engine.fleet_state import FleetState
 from ray_lowcomm.engine.membership import AT_STAKE, LIVE, PRESENT, Member, MemberState, listed
 
@@ -23,7 +23,7 @@ def go_on_without(fleet: FleetState, late: list[int]) -> None:
         if member.state is MemberState.FETCHING:  # it loads a state, as joiners do while others train
             member.state = MemberState.ABSENT
         else:
-            fleet.book.count_unshared(member, fleet.where.overlap)  # it says more should it come before the end
+            fleet.book.count_unshared(member)  # it says more should it come before the end
             member.state = MemberState.OUT
 
 
@@ -40,7 +40,7 @@ def count(fleet: FleetState, member: Member, why: str, alive: bool = False) -> N
     if fleet.finishing:
         return
     if state in AT_STAKE and not alive:
-        fleet.book.count_lost(member, fleet.exchange, fleet.where.overlap)
+        fleet.book.count_lost(member, fleet.exchange)
     what, doing = "begins anew" if alive else "is lost", state.value if member.loads is None else "loading a state"
     fleet.notice(f"round {fleet.round + 1}: replica {member.index} {what} ({why}) while {doing}")
     _count_failure(fleet, member.index, f"without a round in between: {why}")
@@ -59,12 +59,17 @@ def stop_waiting(fleet: FleetState, member: Member) -> None:
     if member.index in fleet.group:
         fleet.group = ()  # should it come back in time, its process knows nothing of that group
     fleet.book.flush(None, evaluator=member.index)
-    halt.do_without(fleet, member)
-    fleet.book.makings.lost(member.index)
+    writes_no_more(fleet, member.index)
     if not fleet.in_state(MemberState.ARRIVED):
         fleet.waits.closed()
     if not fleet.in_state(*LIVE):
         fleet.waits.quiet = fleet.now
+
+
+def writes_no_more(fleet: FleetState, index: int) -> None:
+    """No part of a checkpoint comes from this member any more."""
+    for folder in fleet.book.makings.lost(index):
+        fleet.close_checkpoint(folder)
 
 
 def _count_failure(fleet: FleetState, index: int, how: str) -> None:

@@ -1,13 +1,41 @@
 """Checkpoints in the making: whose parts have come, and what is said, cleared away and tried again where one fails."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from ray_lowcomm.core.sharding import Shard
 from ray_lowcomm.engine import messages as m
 
 FORMAT = 3  # of manifests, and of the state beside them
 FOLDER, SHARED = "checkpoints", "shared.safetensors"
+ALONE = Shard()
+_OF_SHARD = re.compile(r"\.s\d+of(\d+)\.")
+
+
+def shared_name(shard: Shard = ALONE) -> str:
+    """File with a shard's part of what all replicas have alike."""
+    return f"shared{_tag(shard)}.safetensors"
+
+
+def local_name(member: int, shard: Shard = ALONE) -> str:
+    """File with a shard's part of the local state of a member."""
+    return f"replica_{member:04d}{_tag(shard)}.safetensors"
+
+
+def is_shared(name: str) -> bool:
+    """Whether this is a file of what all replicas have alike."""
+    return name.startswith("shared.")
+
+
+def shards_of(files: Collection[str]) -> int:
+    """How many shards a replica had whose files have these names."""
+    return max((int(found[1]) for found in map(_OF_SHARD.search, files) if found), default=1)
+
+
+def _tag(shard: Shard) -> str:
+    return f".s{shard.number}of{shard.count}" if shard.count > 1 else ""
 
 
 def checkpoint_folder(number: int, stop: int = 0) -> str:
@@ -18,8 +46,9 @@ def checkpoint_folder(number: int, stop: int = 0) -> str:
 @dataclass
 class Making:
     """One of them, after round `number`, begun at second `begun`: `expected` are the members that write a part of it,
-    `gone` those that may not come to write it. `stood` is what its manifest says of the run then, `problem` why nothing
-    becomes of it; the `last` of a run is not tried again."""
+    `gone` those that may not come to write it, `without` those whose part is done without. `stood` is what its manifest
+    says of the run then, `problem` why nothing becomes of it; the `last` of a run is not tried again.
+    """
 
     number: int
     folder: str
@@ -29,6 +58,7 @@ class Making:
     last: bool = False
     parts: dict[int, m.Saved] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
+    without: set[int] = field(default_factory=set)
     problem: str = ""
 
     @property
@@ -85,28 +115,26 @@ class Makings:
             making.problem = f"replica {saved.member}: {saved.problem}"
         return self._judge(making)
 
-    def lost(self, member: int) -> None:
-        """This member may not come to write its parts. Where the last checkpoint lacks some the run's end says so."""
-        for making in self.all():
-            if member in making.expected and member not in making.parts:
-                making.gone.add(member)
-                self._judge(making)
+    def lost(self, member: int) -> list[str]:
+        """This member may not come to write its parts. Returns the folders of checkpoints that are whole without them.
 
-    def do_without(self, folder: str, member: int) -> bool:
-        """No part of this member will come; True: without it the checkpoint is whole.
-
-        The others' parts are as good without it, unless the shared state was to be in it.
+        The last one of a run is not tried again, and the others' parts of it are as good without this one's, unless the
+        shared state was to be in it.
         """
-        making = self._open.get(folder)
-        if making is None or member not in making.expected or member in making.parts:
-            return False
-        making.expected.discard(member)
-        return (
-            bool(making.parts)
-            and making.complete
-            and not making.problem
-            and any(SHARED in part.files for part in making.parts.values())
-        )
+        whole = []
+        for making in self.all():
+            if member not in making.expected or member in making.parts:
+                continue
+            if making.last:
+                making.expected.discard(member)
+                making.without.add(member)
+                self._notice(
+                    f"checkpoint of round {making.number}: without the part of replica {member}, which is lost"
+                )
+            else:
+                making.gone.add(member)
+            whole += [making.folder] if self._judge(making) else []
+        return whole
 
     def close(self, folder: str) -> Making:
         """One that is whole."""
@@ -142,10 +170,11 @@ class Makings:
 
     def _judge(self, making: Making) -> bool:
         missing = making.expected - making.parts.keys()
-        if making.complete and (making.problem or (missing and not making.last)):
+        if making.complete and (making.problem or missing):
             lost = f"replicas {sorted(missing)} were lost before their parts were written"
             self.failed(making, making.problem or lost)
-        return making.complete and not missing and making.folder in self._open
+        shared = not making.without or any(is_shared(name) for part in making.parts.values() for name in part.files)
+        return making.complete and not missing and shared and making.folder in self._open
 
     def _discard(self, making: Making) -> None:
         self._open.pop(making.folder, None)

@@ -1,6 +1,7 @@
 """A checkpoint's ``manifest.json``: what it must hold, and a checksum of its own.
 
-``checksum`` is the xxh3 of all other fields as JSON, with sorted keys and no spaces.
+``checksum`` is the xxh3 of all other fields as JSON, with sorted keys and no spaces. ``shards`` says how many processes
+a replica had, each with files of its own; without it there was one.
 """
 
 import json
@@ -10,11 +11,12 @@ from typing import Any
 import xxhash
 
 from ray_lowcomm.core.errors import CheckpointError
+from ray_lowcomm.core.sharding import Shard
 from ray_lowcomm.core.wording import option
-from ray_lowcomm.engine.making import FORMAT, SHARED
+from ray_lowcomm.engine.making import FORMAT, local_name, shared_name
 from ray_lowcomm.engine.storage import Storage
 
-MANIFEST, CHECKSUM = "manifest.json", "checksum"
+MANIFEST, CHECKSUM, SHARDS = "manifest.json", "checksum", "shards"
 _NEEDED: dict[str, type] = {
     **dict.fromkeys(("round", "stop", "step", "launched", "overlap", "generation", "replicas"), int),
     **dict.fromkeys(("history", "strategy"), str),
@@ -23,9 +25,9 @@ _NEEDED: dict[str, type] = {
 }
 
 
-def local_name(member: int) -> str:
-    """File with the local state of a member."""
-    return f"replica_{member:04d}.safetensors"
+def shards_in(manifest: Mapping[str, Any]) -> int:
+    """How many shards a replica had that wrote the checkpoint."""
+    return int(manifest.get(SHARDS, 1))
 
 
 def store_manifest(storage: Storage, folder: str, manifest: Mapping[str, Any]) -> None:
@@ -73,5 +75,11 @@ def _wrong(manifest: Mapping[str, Any]) -> str:
             return f"{name} is {manifest.get(name)!r}"
     if not manifest["members"]:
         return "it has no members"
-    missing = [name for name in (SHARED, *map(local_name, manifest["members"])) if name not in manifest["files"]]
+    count = manifest.get(SHARDS, 1)
+    if type(count) is not int or count < 1:
+        return f"{SHARDS} is {count!r}"
+    shards = [Shard(number, count) for number in range(count)]
+    needed = [shared_name(shard) for shard in shards]
+    needed += [local_name(member, shard) for member in manifest["members"] for shard in shards]
+    missing = [name for name in needed if name not in manifest["files"]]
     return f"{missing[0]} is not among its files" if missing else ""

@@ -45,6 +45,21 @@ class Context:
         return self.spec.fleet.max_replicas
 
     @property
+    def shard(self) -> int:
+        """Number of this process in its replica, 0 <= shard < shards."""
+        return self.host.inside.shard
+
+    @property
+    def shards(self) -> int:
+        """Processes that train this replica together, each with its part of the model (`fleet.shards_per_replica`)."""
+        return self.host.inside.shards
+
+    @property
+    def mesh(self) -> Any:
+        """Their torch DeviceMesh, with one dimension, ``shard``: for `fully_shard(module, mesh=context.mesh)`."""
+        return self.host.inside.mesh(self.device.type)
+
+    @property
     def seed(self) -> int:
         """Seed of the run."""
         return self.spec.run.seed
@@ -71,7 +86,7 @@ class Context:
 
 def run_member(train: TrainLoop, spec: RunSpec, host: Host, device: torch.device) -> None:
     """Run the train function of one replica to its end and tell the driver; user errors do not leave this function."""
-    torch.set_num_threads(spec.fleet.threads_per_replica)
+    torch.set_num_threads(max(1, spec.fleet.threads_per_replica // host.inside.shards))
     randomness.seed_all(spec.run.seed)
     context = Context(spec, host, device)
     try:

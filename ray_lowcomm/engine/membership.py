@@ -39,9 +39,9 @@ PRESENT = (*AT_STAKE, MemberState.JOINING, MemberState.LEAVING)
 
 @dataclass
 class Member:
-    """One replica. `planned` are the inner steps it was told to take in this round, `counted` those that were counted
-    as lost on a guess, when it was given up, `skipped` those of a rejected round that were counted. `leaving` is why it
-    shall leave after this round, `holds` as in `Join`.
+    """One replica. `planned` are the inner steps it was told to take in this round, `beside` those from its launch to
+    where it is applied, `counted` those that were counted as lost on a guess, when it was given up, `skipped` those of
+    a rejected round that were counted. `leaving` is why it shall leave after this round, `holds` as in `Join`.
 
     `stands` is the round whose end it has applied, `knows` who shares the data as far as it was told. `loads` is the
     round at whose end the state is that it is given, and `welcomed` whether it knows where to get it. `asks`: it is
@@ -65,6 +65,7 @@ class Member:
     pull_s: float | None = None
     pulls: tuple[float, int] = (0.0, 0)
     planned: int = 0
+    beside: int = 0
     counted: int = 0
     skipped: int = 0
     held_back: float = 0.0  # L2 norm of what it had not shared once its last committed round was applied
@@ -100,24 +101,6 @@ def weights_of(arrivals: list[Arrival]) -> tuple[float, ...]:
         work = [float(a.steps) for a in arrivals]
     total = sum(work)
     return tuple(w / total for w in work) if total else tuple(1 / len(work) for _ in work)
-
-
-def paced(nominal: int, seconds_per_step: dict[int, float], least: int = 1) -> dict[int, int]:
-    """Inner steps by speed: the fastest takes all `nominal` steps, a slower one as many as it can in that time, and no
-    fewer than `least`.
-
-    DyLU, Asynchronous Local SGD (2401.09135): H_i = floor(H · speed_i / max speed).
-    """
-    fastest = min((s for s in seconds_per_step.values() if s > 0), default=0.0)
-    return {m: max(least, int(nominal * fastest / s)) if s > 0 else nominal for m, s in seconds_per_step.items()}
-
-
-def planned_steps(pace: str, nominal: int, seconds_per_step: dict[int, float], late: int = 0) -> dict[int, int]:
-    """Inner steps to the next launch for each member, by the setting `fleet.pace`: no fewer than the `late` ones that
-    it takes before its round is applied. All 0 at the end of the run."""
-    if pace == "equal" or nominal == 0:
-        return dict.fromkeys(seconds_per_step, nominal)
-    return paced(nominal, seconds_per_step, max(1, late))
 
 
 def in_the_way(waits_for: Mapping[int, int | None]) -> set[int]:

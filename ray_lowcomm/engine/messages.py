@@ -12,21 +12,6 @@ from ray_lowcomm.core.schedule import SyncOp
 Bytes = dict[str, int]  # keys: up, down, buffer, wire_up, wire_down
 
 
-def state_offer(number: int) -> str:
-    """Name of the offer of a state at the end of round `number`."""
-    return f"state {number}"
-
-
-def own_offer(name: str) -> str:
-    """Name of the offer of what only one member has, beside that of a state."""
-    return f"{name}, own"
-
-
-def round_offer(number: int) -> str:
-    """Name of the offer of what was received in round `number`."""
-    return f"round {number}"
-
-
 @dataclass(frozen=True)
 class Join:
     """A replica asks to take part.
@@ -64,6 +49,7 @@ class Welcome:
     inner_steps: int
     launch: int | None
     overlap: int
+    beside: int
     positions: dict[int, int]
     dealt: tuple[int, ...] = ()
     state: "Offered | None" = None
@@ -189,10 +175,10 @@ class Commit:
     where it is applied and before the next one is launched, since that waits for those that are served.
 
     `inner_steps` are to be taken from the launch of this round to that of the next, those that were or will be taken
-    before it is applied among them: at the least as many as it is applied later (`fleet.pace`), so that none may be
-    left once it is applied, and the next launch follows at once. 0: the run ends where this round is applied, at least
-    for this member. `overlap`: the next round is applied so many nominal steps after its launch, and so are its ops:
-    `Schedule.ops(launch, overlap)`.
+    before it is applied among them: none may be left once it is applied, and the next launch follows at once. 0: the
+    run ends where this round is applied, at least for this member. `overlap`: the next round is applied so many nominal
+    steps after its launch, and so are its ops: `Schedule.ops(launch, overlap)`; this member takes `beside` inner steps
+    meanwhile, fewer where it is slower (`fleet.pace`).
 
     Where the replicas that share the data change, `dealt` are the new ones and `positions` where the data stand: only
     with a round that is applied where it was launched, as positions are those of a launch.
@@ -201,6 +187,7 @@ class Commit:
     round: int
     inner_steps: int
     overlap: int = 0
+    beside: int = 0
     leave: str = ""  # why this member's part in the run ends here
     dealt: tuple[int, ...] = ()
     positions: dict[int, int] = field(default_factory=dict)
@@ -230,6 +217,7 @@ class Return:
     inner_steps: int
     launch: int | None
     overlap: int
+    beside: int
     history: str
     dealt: tuple[int, ...] = ()
     positions: dict[int, int] = field(default_factory=dict)

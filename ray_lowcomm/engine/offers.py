@@ -4,6 +4,7 @@ missed. Only what is known of it: no decisions."""
 from dataclasses import replace
 
 from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine import offer_names
 from ray_lowcomm.engine.fleet_state import FleetState
 from ray_lowcomm.engine.membership import AT_STAKE, AWAY, MemberState
 
@@ -58,8 +59,8 @@ def forget(fleet: FleetState) -> None:
 
 def wanted(fleet: FleetState) -> tuple[str, ...]:
     """Names of the offers that may still be asked for."""
-    states = [m.state_offer(number) for number in fleet.serving]
-    return (*states, *(m.own_offer(name) for name in states), *map(m.round_offer, fleet.past))
+    states = [offer_names.state_offer(number) for number in fleet.serving]
+    return (*states, *(offer_names.own_offer(name) for name in states), *map(offer_names.round_offer, fleet.past))
 
 
 def _but(sources: dict[int, object], index: int) -> dict[int, object]:

@@ -1,8 +1,7 @@
 """A replica: what a train loop holds. One `step` per optimizer step; everything else happens inside it."""
 
-import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -10,6 +9,7 @@ from ray_lowcomm import strategies
 from ray_lowcomm.core import randomness
 from ray_lowcomm.core.errors import FleetError, ModelError, PayloadError
 from ray_lowcomm.core.schedule import Schedule, SyncOp
+from ray_lowcomm.core.sharding import Shard
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.core.weights import copy_into
 from ray_lowcomm.engine import messages as m
@@ -22,10 +22,12 @@ from ray_lowcomm.engine.faults import FaultInjector, middle
 from ray_lowcomm.engine.inner_step import InnerStep
 from ray_lowcomm.engine.loop_parts import LoopParts, check_gradients
 from ray_lowcomm.engine.reception import Reception
-from ray_lowcomm.engine.round import Held, Parties, Round, Seat
+from ray_lowcomm.engine.round import Held, Outcome, Parties, Round, Seat
 from ray_lowcomm.engine.run_spec import Host, RunSpec
 from ray_lowcomm.engine.skipping import Samples, Skipping
 from ray_lowcomm.engine.state import ReplicaState
+from ray_lowcomm.engine.step_check import StepCheck
+from ray_lowcomm.engine.together import Together
 from ray_lowcomm.engine.watch import Watch
 from ray_lowcomm.engine.work import Work, tokens_of
 
@@ -37,23 +39,26 @@ class Replica:
 
     def __init__(self, spec: RunSpec, host: Host, parts: LoopParts) -> None:
         self._spec, self._host, self._parts = spec, host, parts
-        tracks = Tracks(parts.model, parts.optimizer)
+        inside = host.inside
+        tracks = Tracks(parts.model, parts.optimizer, Shard(inside.shard, inside.shards))
         self._watch = Watch(parts.model, tracks)
-        self._inner = InnerStep(tracks, self._watch, parts.clip_norm, parts.schedule, parts.scaler)
-        strategy = strategies.build(spec.strategy, tracks, randomness.replica_seed(spec.run.seed, host.member))
-        buffers = BufferSync(parts.model, spec.buffers)  # type: ignore[arg-type]  # checked with the settings
+        seed = randomness.replica_seed(spec.run.seed, host.member, shard=inside.shard)
+        strategy = strategies.build(spec.strategy, tracks, seed)
+        buffers = BufferSync(parts.model, cast(Any, spec.buffers), exchanges=inside.shard == 0)
         self._skipping = Skipping(tracks, buffers)
-        self._work, self._stand = Work(), Standing()
-        scaler = {} if parts.scaler is None else {SCALER: parts.scaler}
-        local = {**parts.local_stateful, WORK: self._work, **scaler}
+        self._work, self._stand = Work(clock=host.timer), Standing()
+        local = {**parts.local_stateful, WORK: self._work} | ({} if parts.scaler is None else {SCALER: parts.scaler})
         self._state = ReplicaState(parts.model, tracks, strategy, buffers, dict(parts.stateful), local)
+        averaged = strategies.algorithm(spec.strategy.name).averages_moments
+        self._state.together = together = Together(inside, tracks, buffers, averaged)
+        self._inner = InnerStep(tracks, self._watch, parts.clip_norm, parts.schedule, parts.scaler, together)
+        self._check = StepCheck(self._inner, self._skipping, together, self._work, spec.skip_nonfinite, self._say)
         self._faults = FaultInjector(spec.faults, host, parts.model)
-        self._parties = Parties(strategy, buffers, host.channel, host.transport, self._faults)
+        self._parties = Parties(strategy, buffers, host.channel, host.transport, self._faults, inside)
         self._duties = Duties(self._state, self._work, self._parties, spec, host.member)
-        moments = strategies.moments_of(tracks)
+        moments, reset = strategies.moments_of(tracks), spec.state_on_sync == "reset"
         self._schedule: Schedule = strategies.schedule(spec.strategy, moments, spec.run.seed, spec.steps)
-        reset = spec.state_on_sync == "reset"
-        self._reception = Reception(self._parties, self._skipping, self._state.optimizer, host.member, reset)
+        self._reception = Reception(self._parties, self._skipping, self._state.optimizer, host.member, reset, together)
         self._entry = Entry(spec, host, parts, self._state, self._duties, self._reception, self._faults, self._work)
         self._flight: Round | None = None  # launched, and not applied
         self._due: tuple[m.Commit, dict[int, int]] | None = None  # what is to be done, and where the data stand
@@ -97,9 +102,13 @@ class Replica:
         `step` if that comes first: by then a loop has stepped its scheduler, and updated its average of the weights.
         """
         self.settle()
-        if not self._over and self._host.channel.stop_asked():
+        if not self._over and self._stop_asked():
             self._pause()
         return self._over
+
+    def _stop_asked(self) -> bool:
+        plain = self._state.together.plain  # else shards would hear of it at different steps
+        return self._host.channel.stop_asked() if plain else self._check.turn.stop
 
     def step(self, loss: Tensor, tokens: int | Tensor = 0, samples: Samples = None) -> None:
         """After backward(): clip, optimizer step, zero_grad, and the synchronisation that is due.
@@ -121,12 +130,14 @@ class Replica:
             raise ModelError(f"the loss must be a 0-d tensor (the mean over the batch), got {what}")
         tokens = tokens_of(tokens)
         self._check_loop()
-        self._inner.unscale()
-        norm = self._inner.norm() if self._spec.skip_nonfinite else None
-        skipped = self._spec.skip_nonfinite and self._skip(loss, norm, samples)
-        if not skipped:
+        over = self._flight.over if self._flight is not None else lambda: False
+        problem, loss, norm = self._check.judge(loss, over, self._host.channel.stop_asked)
+        if problem:
+            self._check.skip(self.step_number + 1, problem, samples)
+        else:
+            self._skipping.taken()
             self._work.add(loss, tokens)
-        if not self._take(skipped, norm):
+        if not self._take(bool(problem), norm):
             self._began_anew = self.stopped is None
             return
         if not self._trained:
@@ -137,7 +148,7 @@ class Replica:
         self._stands = self._positions()
 
     def report(self, metrics: Mapping[str, Any]) -> None:
-        """Numbers of your own by name, at any time: means over this round and over the replicas that gave them.
+        """Numbers of your own by name, at any time: means over this round and over the replicas and shards with them.
 
         They are in ``rounds.jsonl``, in MLflow, and a sweep can be after them. Nothing is sent and nobody waits. Report
         before `step`: what is given after a round's last step counts for the next round, after the run's for none.
@@ -161,9 +172,9 @@ class Replica:
         self._duties.settle()
         while self._due is not None or self._launch_due:  # the last launch has duties of its own at once
             if self._due is not None:
-                began, (commit, positions), self._due = time.perf_counter(), self._due, None
-                self._duties.do(commit, positions, self._parts)
-                self._work.pause(time.perf_counter() - began)
+                (commit, positions), self._due = self._due, None
+                with self._work.paused():
+                    self._duties.do(commit, positions, self._parts)
             else:
                 self._launch_due = False
                 self._launch(self._stand.target, self._stands)
@@ -211,19 +222,6 @@ class Replica:
             self._say(text)
         self._state.share_parameters()
         self._watch.mark()
-        return True
-
-    def _skip(self, loss: Tensor, norm: Tensor | None, samples: Samples) -> bool:
-        """Whether something is not finite, and this step is not to be taken."""
-        what = self._skipping.problem(loss, norm)
-        if not what:
-            self._skipping.taken()
-            return False
-        self._work.skipped += 1
-        self._skipping.put_back()
-        if text := self._skipping.said(self.step_number + 1, what, samples):
-            self._say(text)
-        self._inner.drop()
         return True
 
     def _say(self, text: str) -> None:
@@ -281,7 +279,7 @@ class Replica:
         before count where there are no others."""
         stand, flight, steps, number = self._stand, self._flight, self._stand.planned, self.rounds + 1
         if flight is not None:
-            beside_all = self._schedule.next_step(flight.launched_at) == flight.apply_at
+            beside_all = self._schedule.next_step(flight.launched_at) == flight.due_at
             steps, number = (flight.apply_at - flight.launched_at if beside_all else 0), number + 1
         if middle(steps, stand.left):
             self._faults.at("inner", number)
@@ -290,9 +288,10 @@ class Replica:
         """What is applied or launched at the step that has been reached; False as `_take`."""
         stand, flight = self._stand, self._flight
         if flight is not None:
-            if stand.step < flight.apply_at and not flight.over():
-                return True
-            return self._land()
+            with self._work.paused():
+                over = flight.over if self._state.together.plain else lambda: self._check.turn.over
+                goes_on = stand.step < flight.apply_at and not over()
+            return goes_on or self._land()
         return stand.left > 0 or self._launch(stand.target, self._positions())
 
     def _ops(self, step: int) -> tuple[SyncOp, ...]:
@@ -308,7 +307,7 @@ class Replica:
         # those that were taken beyond the launch before the run was stopped
         stand.taken = max(0, self._work.beyond - stand.planned)
         self._flight = Round(self._parties, Seat(self._host.member, stand.incarnation, self.rounds, stand.history))
-        self._flight.launch(ops, self._work, positions, self._skipping.hopeless)
+        self._flight.launch(ops, self._work, positions, stand.beside, self._skipping.hopeless)
         stand.step, stand.left = step + stand.taken, self._flight.apply_at - step - stand.taken
         self._work.beyond = -stand.left
         self._faults.at("launched", self.rounds + 1)
@@ -316,20 +315,24 @@ class Replica:
 
     def _land(self) -> bool:
         """End the round that was launched: wait for it and apply it; False as `_take`."""
-        flight, began = self._flight, time.perf_counter()
+        flight, began = self._flight, self._work.clock()
         assert flight is not None, "a round is launched before it is applied"
-        outcome = flight.finish()
-        if flight.apply_at > flight.launched_at:
-            self._work.blocked_s += time.perf_counter() - began
-        if isinstance(outcome, Held):
-            self._faults.at("ready", self.rounds + 1)
+        with self._work.paused():
+            outcome = flight.finish()
+            if flight.apply_at > flight.launched_at:
+                self._work.blocked_s += self._work.clock() - began
+            if isinstance(outcome, Held):
+                self._faults.at("ready", self.rounds + 1)
             self._flight = None
+            return self._conclude(flight, outcome)
+
+    def _conclude(self, flight: Round, outcome: Outcome) -> bool:
+        """Apply what was received, follow what was missed, or begin anew or stop; False as `_take`."""
+        if isinstance(outcome, Held):
             self._apply(outcome, flight)
-            self._work.pause(time.perf_counter() - began)
             # after what is due: the next round takes the work with it that a checkpoint needs, and waits for joiners
             self._launch_due = outcome.commit.inner_steps > 0 and self._stand.left == 0
             return True
-        self._flight = None
         if isinstance(outcome, Behind):
             return self._catch_up(flight, outcome)
         self._give_up(flight, outcome)
@@ -352,13 +355,13 @@ class Replica:
 
     def _apply(self, held: Held, flight: Round) -> None:
         """Apply what was received, and go on as the commit says."""
-        began, stand, commit = time.perf_counter(), self._stand, held.commit
+        began, stand, commit = self._work.clock(), self._stand, held.commit
         if commit.dealt and self._entry.deal(commit.dealt) and self._parts.data is not None:
             self._parts.data.load(commit.positions)
         self._reception.take_over(held)
         stand.go_on(held, flight, self._schedule.next_step(flight.launched_at))
         self._due, self._round_begins = (commit, self._positions()), True
-        self._work.outer_s += time.perf_counter() - began
+        self._work.outer_s += self._work.clock() - began
 
     def _give_up(self, flight: Round, outcome: m.Reset | m.Stop) -> None:
         """A round that this replica has no part in any more."""
@@ -392,6 +395,6 @@ class Replica:
             self._duties.evaluate(welcome.round, self._parts.evaluate)
         self._watch.mark()
         self._stands = self._positions()
-        self._work.since = time.perf_counter()
+        self._work.since = self._work.clock()
         if welcome.launch is not None and self._stand.left == 0:
             self._launch(self._stand.target, self._stands)

@@ -113,6 +113,15 @@ def combined(members: Iterable[tuple[Mapping[str, float], float]]) -> dict[str, 
     return {name: _mean(values) for name, values in sorted(found.items())}
 
 
+def over_shards(given: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Mean of each number over the shards of a replica that have it; what all have alike stays as it is, to the bit."""
+    found: dict[str, list[float]] = {}
+    for numbers in given:
+        for name, value in numbers.items():
+            found.setdefault(name, []).append(value)
+    return {name: values[0] if len(set(values)) == 1 else sum(values) / len(values) for name, values in found.items()}
+
+
 def _mean(values: list[tuple[float, float]]) -> float | None:
     total = sum(weight for _, weight in values)
     weighed = values if total else [(value, 1.0) for value, _ in values]

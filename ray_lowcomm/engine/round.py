@@ -1,8 +1,7 @@
 """One round, seen from one replica: launched, beside further inner steps or not, and finished."""
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -15,8 +14,9 @@ from ray_lowcomm.engine import reported
 from ray_lowcomm.engine.attempt import Attempt
 from ray_lowcomm.engine.buffers import TRACKS as BUFFER_TRACKS
 from ray_lowcomm.engine.buffers import BufferSync
-from ray_lowcomm.engine.catching_up import Behind, PastRound, fetch_missed, history_with
+from ray_lowcomm.engine.catching_up import Behind, Lines, PastRound, fetch_missed, history_with
 from ray_lowcomm.engine.faults import FaultInjector
+from ray_lowcomm.engine.inside import Alone, Inside
 from ray_lowcomm.engine.totals import root_of_squares
 from ray_lowcomm.engine.transport import Channel, Pending, Transport
 from ray_lowcomm.engine.work import Work
@@ -46,6 +46,12 @@ class Parties:
     channel: Channel
     transport: Transport
     faults: FaultInjector
+    inside: Inside = field(default_factory=Alone)
+
+    @property
+    def lines(self) -> Lines:
+        """Those that what was missed comes over."""
+        return Lines(self.transport, self.channel, self.inside)
 
     def owner(self, op: SyncOp) -> Strategy | BufferSync:
         """Who proposes and applies this op."""
@@ -72,7 +78,7 @@ class Round:
 
     def __init__(self, parties: Parties, seat: Seat) -> None:
         self.parties, self.seat = parties, seat
-        self.launched_at = self.apply_at = 0
+        self.launched_at = self.due_at = self.apply_at = 0  # for the fleet; where this replica applies it
         self.point: Point = "after_step"
         self.work = Work()  # what is launched
         self._open: list[tuple[SyncOp, Proposal]] = []
@@ -80,17 +86,22 @@ class Round:
         self._arrival: m.Arrival | None = None
         self._outer_s = self._blocked_s = self._beside_s = 0.0
 
-    def launch(self, ops: Sequence[SyncOp], work: Work, positions: dict[int, int], problem: str = "") -> None:
-        """Propose all ops and begin; `work` is counted from here on.
+    def launch(
+        self, ops: Sequence[SyncOp], work: Work, positions: dict[int, int], beside: int, problem: str = ""
+    ) -> None:
+        """Propose all ops and begin; `work` is counted from here on. `beside` inner steps are taken before it is
+        applied, if that is later.
 
         With a `problem` nothing is proposed: the replica sits this round out.
         """
-        began = time.perf_counter()
-        self.launched_at, self.apply_at, self.point = ops[0].launch, ops[0].apply, ops[0].point
+        began = work.clock()
+        self.launched_at, self.due_at, self.point = ops[0].launch, ops[0].apply, ops[0].point
+        self.apply_at = min(self.due_at, self.launched_at + beside)
         problem = problem or self._propose(ops)
-        self.work = work.take_out()
-        self._arrival = self._arrived(began - self.work.since, positions, problem)
-        self._outer_s = self.work.outer_s + time.perf_counter() - began
+        spent_s, self.work = began - work.since, work.take_out()
+        self.work.spent_s = spent_s
+        self._arrival = self._arrived(positions, problem)
+        self._outer_s = self.work.outer_s + self.work.clock() - began
         self._blocked_s = self.work.blocked_s
         if self._beside:
             self._pending = self.parties.transport.beside(self._run)
@@ -135,7 +146,7 @@ class Round:
         """Whether inner steps are taken meanwhile."""
         return self.apply_at > self.launched_at
 
-    def _arrived(self, compute_s: float, positions: dict[int, int], problem: str) -> m.Arrival:
+    def _arrived(self, positions: dict[int, int], problem: str) -> m.Arrival:
         work = self.work
         return m.Arrival(
             member=self.seat.member,
@@ -145,7 +156,7 @@ class Round:
             steps=work.steps,
             tokens=work.tokens,
             loss=work.mean_loss,
-            compute_s=compute_s,
+            compute_s=work.spent_s,
             sizes=(),
             digest=None,
             positions=positions,
@@ -165,11 +176,11 @@ class Round:
         assert self._arrival is not None, "a round is launched before it is finished"
         strategy, problem = self.parties.strategy, self._arrival.problem
         if self._beside:
-            began = time.perf_counter()
+            began = self.work.clock()
             problem = problem or next(filter(None, (_make(*one) for one in self._open)), "")
             if problem:
                 self._discard()
-            self._beside_s = time.perf_counter() - began
+            self._beside_s = self.work.clock() - began
         arrival = self._arrival = replace(
             self._arrival,
             healthy=not problem,
@@ -178,9 +189,9 @@ class Round:
             residual_norm=root_of_squares([proposal.sent.residual_norm for _, proposal in self._open]),
             digest=strategy.digest() if strategy.consistent else None,
         )
-        arrived = time.perf_counter()
+        arrived = self.work.clock()
         answer = self.parties.channel.request(arrival)
-        wait_s = time.perf_counter() - arrived
+        wait_s = self.work.clock() - arrived
         received: list[Received] = []
         history = ""
         while isinstance(answer, m.Plan):
@@ -194,7 +205,7 @@ class Round:
         seat, parties = self.seat, self.parties
         try:
             back = m.Back(seat.member, seat.incarnation, seat.round, {})
-            outcome = fetch_missed(parties.transport, parties.channel, back, seat.history, answer)
+            outcome = fetch_missed(parties.lines, back, seat.history, answer)
         except ExchangeError as error:
             return m.Reset(f"what it had missed could not be fetched: {error}")
         if isinstance(outcome, Behind):
@@ -208,18 +219,18 @@ class Round:
         """One exchange and the vote on it: (the answer, what was received, the history with it)."""
         payloads: list[tuple[str, Payload]] = [(op.id, proposal.payload) for op, proposal in self._open]
         attempt = Attempt(self.parties.transport, plan, self.seat.member, payloads)
-        began, received, problem, history, exchange_s, checks_s = time.perf_counter(), [], "", "", 0.0, 0.0
+        began, received, problem, history, exchange_s, checks_s = self.work.clock(), [], "", "", 0.0, 0.0
         try:
             try:
                 self.parties.transport.meet(plan)
                 self._at("exchange")
                 parts = attempt.run()
             finally:
-                exchange_s = time.perf_counter() - began
-            checked_from = time.perf_counter()
+                exchange_s = self.work.clock() - began
+            checked_from = self.work.clock()
             received = self._checked(plan, parts)
             history = history_with(self.seat.history, plan.round + 1, plan.members, plan.weights, parts)
-            checks_s = time.perf_counter() - checked_from
+            checks_s = self.work.clock() - checked_from
         except (ExchangeError, PayloadError) as error:
             problem = str(error)
         if not self._beside:

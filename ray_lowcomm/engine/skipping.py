@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ray_lowcomm.core.guards import all_finite
+from ray_lowcomm.core.sharding import local
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.engine.buffers import BufferSync
+from ray_lowcomm.engine.together import Turn
 
 Samples = Sequence[Any] | Callable[[], Sequence[Any]] | None
 _LISTED = 10
@@ -44,6 +46,12 @@ class Skipping:
         """Buffers are as they should be."""
         self._kept = {name: b.clone() for name, b in self._buffers.state().items() if b.is_floating_point()}
 
+    def problem_of(self, turn: Turn) -> str:
+        """As `problem`, of a step that several shards take together."""
+        if not math.isfinite(turn.loss):
+            return f"the loss is {turn.loss}"
+        return "" if turn.finite else "gradients are not finite"
+
     def problem(self, loss: Tensor, norm: Tensor | None = None) -> str:
         """What of this step is not finite; '' if all is. `norm`: that of all gradients that the optimizers hold, 0-d,
         where it is known."""
@@ -69,7 +77,7 @@ class Skipping:
         first, often = self._count <= _SAID_FIRST, self._count in (10, 100, 1000, 10_000, 100_000)
         if not first and not often:
             return ""
-        if not all(all_finite(p.detach()) for p in self._parameters):
+        if not all(all_finite(local(p)) for p in self._parameters):
             return f"step {step}: {what}, as parameters are not finite: no optimizer step was taken"
         named = samples() if callable(samples) else samples
         listed = f" (samples {_listing(named)})" if named is not None and len(named) else ""

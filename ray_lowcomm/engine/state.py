@@ -14,11 +14,16 @@ from ray_lowcomm.core.guards import all_finite
 from ray_lowcomm.core.names import model_state
 from ray_lowcomm.core.nested import copied, pack, tensors_in, unpack
 from ray_lowcomm.core.optimizer_saving import PACKED, OptimizerState
+from ray_lowcomm.core.parts import Target, mesh_of, parameter_of, targets
+from ray_lowcomm.core.sharding import local, reshard
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.core.weights import differences
 from ray_lowcomm.engine.buffers import BufferSync
+from ray_lowcomm.engine.inside import Alone
+from ray_lowcomm.engine.together import Together
 from ray_lowcomm.strategies.anchor import ANCHOR
 from ray_lowcomm.strategies.contract import State, Strategy
+from ray_lowcomm.strategies.residual import SPECTRUM
 
 STRATEGY, BUFFERS, OPTIMIZER, PARAMETERS = "strategy/", "buffers/", "optimizer/", "parameters/"
 MASTERS, RANDOM, STATEFUL, LOCAL = "masters/", "random/", "stateful/", "local_stateful/"
@@ -52,6 +57,7 @@ class ReplicaState:
 
     def __post_init__(self) -> None:
         self.optimizer = OptimizerState(self.model, self.tracks.optimizers)
+        self.together = Together(Alone(), self.tracks, self.buffers)  # of one process, unless it is told otherwise
         self._start: tuple[dict[str, Any], list[dict[str, Any]]] = {}, self.optimizer.settings()
         self._handed: State = {}  # what was loaded last of optimizer and `stateful`
         self.notes: list[str] = []  # what the user should know of what was loaded; whoever says it clears it
@@ -62,6 +68,15 @@ class ReplicaState:
         """Beginnings of the names in `local` whose mean over the replicas is to be kept."""
         own = () if self.strategy.replicated else (PARAMETERS, MASTERS)
         return own + tuple(STRATEGY + name for name in self.strategy.unshared)
+
+    @property
+    def cut_off(self) -> tuple[str, ...]:
+        """Beginnings of the names of what means something only to the shards that have it."""
+        return tuple(STRATEGY + name for name in (*self.strategy.own, SPECTRUM))
+
+    def targets(self) -> dict[str, Target]:
+        """What this process holds of each trainable parameter."""
+        return targets(self.tracks.parameters, self.tracks.exchanged)
 
     def shared(self) -> State:
         """What all replicas have alike: saved once."""
@@ -80,6 +95,16 @@ class ReplicaState:
             state |= _prefixed(BUFFERS, self.buffers.state())
         state |= self._taken(STATEFUL, self.stateful) | self._taken(LOCAL, self.local_stateful)
         return state if self.strategy.replicated else state | self._own()
+
+    def to_save(self, state: State) -> State:
+        """What this shard saves of `shared` or `local`: of a parameter that is whole on all shards its owner saves what
+        the optimizer keeps."""
+        known = self.targets()
+        elsewhere = {name for name, target in known.items() if not target.exchanged and target.part.whole}
+        if not elsewhere:
+            return state
+        of = {name: parameter_of(name, known) if name.startswith(OPTIMIZER) else None for name in state}
+        return {name: value for name, value in state.items() if of[name] not in elsewhere}
 
     def for_joiner(self, moments: bool) -> tuple[State, State]:
         """What a joiner begins with, not copied: (what all replicas have alike, what is this one's own: `stateful`, and
@@ -137,11 +162,11 @@ class ReplicaState:
     @property
     def finite(self) -> bool:
         """Whether all parameters are."""
-        return all(all_finite(p.detach()) for p in self.tracks.parameters.values())
+        return all(all_finite(local(p)) for p in self.tracks.parameters.values())
 
     def digest(self) -> str:
         """Hash of all that must be alike where replicas begin: at the start, but also after all of them were lost."""
-        return digest_text(f"{digest_tensors(model_state(self.model).values())}/{self.strategy.digest()}")
+        return digest_text(f"{digest_tensors(map(local, model_state(self.model).values()))}/{self.strategy.digest()}")
 
     def shared_is_finite(self) -> bool:
         """Whether the strategy's shared state holds no NaN and no infinity."""
@@ -149,11 +174,12 @@ class ReplicaState:
 
     def begin_again(self) -> None:
         """Go back to the shared state that this replica holds. What only it knew and is not finite is forgotten."""
-        if not _all_finite(self.optimizer.tensors()):
+        if self.together.any(not _all_finite(self.optimizer.tensors())):
             self.optimizer.reset()
             self.notes.append("the optimizer's moments were not finite: they begin at zero")
         own = self.strategy.local_state()
-        kept = {name: value.clone() for name, value in own.items()} if _all_finite(own) else None
+        lost = self.together.any(not _all_finite(own))
+        kept = None if lost else {name: value.clone() for name, value in own.items()}
         shared = {name: value.clone() for name, value in self.strategy.shared_state().items()}
         self.strategy.load(shared, None)
         if kept:  # a residual in a buffer changes with a commit alone
@@ -166,7 +192,7 @@ class ReplicaState:
 
     def share_parameters(self) -> None:
         """The parameters, as they are now, are the shared ones, and nothing is unshared."""
-        values = self.tracks.layout.flatten(self.tracks.parameters.values())
+        values = self.tracks.layout.flatten(self.tracks.held().values())
         self.strategy.load(self.strategy.shared_state() | self.tracks.layout.named(values, ANCHOR), None)
 
     def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> None:
@@ -175,8 +201,7 @@ class ReplicaState:
         Raises CheckpointError, before anything changes, if they are of another model: with all differences.
         """
         own = shared if self.strategy.replicated else local
-        parameters = {name: p.detach() for name, p in self.tracks.parameters.items()}
-        self._check_fits({PARAMETERS: parameters, MASTERS: self.tracks.masters()}, own)
+        self._check_fits({PARAMETERS: self.tracks.held(), MASTERS: self.tracks.masters()}, own)
         self._check_fits({BUFFERS: self.buffers.state()}, local if _part(local, BUFFERS) else shared)
         self.strategy.load(_part(shared, STRATEGY), _part(local, STRATEGY))
         self._load_parameters(own)
@@ -187,12 +212,12 @@ class ReplicaState:
         self._handed = {
             name: value for name, value in {**own, **local}.items() if name.startswith((OPTIMIZER, STATEFUL))
         }
-        randomness.set_random_state(_part(local, RANDOM))
+        if random := _part(local, RANDOM):  # a shard that is new has none
+            randomness.set_random_state(random)
 
     def _own(self) -> State:
-        parameters = {name: p.detach() for name, p in self.tracks.parameters.items()}
         optimizer, masters = self.optimizer.tensors(), self.tracks.masters()
-        return _prefixed(PARAMETERS, parameters) | _prefixed(OPTIMIZER, optimizer) | _prefixed(MASTERS, masters)
+        return _prefixed(PARAMETERS, self.tracks.held()) | _prefixed(OPTIMIZER, optimizer) | _prefixed(MASTERS, masters)
 
     def _taken(self, prefix: str, things: Mapping[str, Stateful]) -> State:
         state: State = {}
@@ -207,7 +232,7 @@ class ReplicaState:
         saved = {name for name in _part(state, prefix) if "/" not in name}
         for name, thing in things.items():
             if name in saved:
-                thing.load_state_dict(copied(unpack(state, prefix + name)))
+                thing.load_state_dict(copied(unpack(state, prefix + name, mesh_of(self.tracks.parameters))))
             elif state:
                 self.notes.append(f"stateful {name!r} begins anew: what was saved has no such thing")
         for name in sorted(saved - things.keys()):
@@ -228,8 +253,8 @@ class ReplicaState:
     def _load_parameters(self, state: Mapping[str, Tensor]) -> None:
         saved = _part(state, PARAMETERS)
         with torch.no_grad():
-            for name, parameter in self.tracks.parameters.items():
-                parameter.copy_(saved[name])
+            for name, held in self.tracks.held().items():
+                held.copy_(saved[name])
         self.tracks.load_masters(_part(state, MASTERS))
 
     def _load_optimizer(self, state: Mapping[str, Tensor]) -> None:
@@ -251,19 +276,23 @@ class SharedParameters:
         self._training = [module for module in state.model.modules() if module.training]
         self._random = randomness.random_state()
         self._buffers = {name: b.clone() for name, b in state.buffers.all.items()}
-        layout, parameters = state.tracks.layout, list(state.tracks.parameters.values())
+        reshard(state.model)
+        layout, parameters = state.tracks.layout, list(state.tracks.held().values())
         # where rounds keep room for a vector, in that room; the vector's dtype holds all values as they are
         self._lent = state.tracks.spare.nbytes > 0
         self._own = layout.flatten(parameters, state.tracks.room())
         if not state.strategy.replicated:  # where they are, they are the shared ones
             layout.copy_to(state.strategy.shared_parameters(), parameters)
+            state.together.spread_parameters()
         state.model.eval()
         return state.model
 
     def __exit__(self, *exception: object) -> None:
         state = self._state
         tracks = state.tracks
-        tracks.layout.copy_to(self._own, list(tracks.parameters.values()))
+        reshard(state.model)
+        tracks.layout.copy_to(self._own, list(tracks.held().values()))
+        state.together.spread_parameters()
         if self._lent:
             tracks.spare.give(self._own)
         del self._own

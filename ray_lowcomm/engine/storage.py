@@ -12,14 +12,19 @@ PAUSE_S = 1.0
 Result = TypeVar("Result")
 
 
-def persistent(work: Callable[[], Result], wait_s: float, say: Callable[[str], None]) -> Result:
-    """What `work` returns, tried again for `wait_s` while the disk is full or the store is away: that is said once."""
+def persistent(
+    work: Callable[[], Result], wait_s: float, say: Callable[[str], None], over: Callable[[bool], bool] = bool
+) -> Result:
+    """What `work` returns, tried again for `wait_s` while the disk is full or the store is away: that is said once.
+
+    `over` may ask others whether the time is over for any of them.
+    """
     deadline, said = time.monotonic() + wait_s, False
     while True:
         try:
             return work()
         except OSError as error:
-            if time.monotonic() >= deadline:
+            if over(time.monotonic() >= deadline):
                 raise
             if not said:
                 said = True

@@ -51,6 +51,7 @@ class Totals:
     replicas_different: int = 0
     rounds_retried: int = 0
     driver_restarts: int = 0
+    cohort_restarts: int = 0
     nonfinite_rejected: int = 0
     rejected: dict[str, dict[str, int]] = field(default_factory=dict)
     skipped_steps: int = 0
@@ -131,6 +132,7 @@ class Totals:
             "replicas_different": self.replicas_different,
             "rounds_retried": self.rounds_retried,
             "driver_restarts": self.driver_restarts,
+            "cohort_restarts": self.cohort_restarts,
             "nonfinite_rejected": self.nonfinite_rejected,
             "rejected_replicas": {i: r for i, r in sorted(self.rejected.items()) if r["most_in_a_row"] > 1},
             "skipped_steps": self.skipped_steps,

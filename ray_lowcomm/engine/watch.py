@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ray_lowcomm.core.errors import ModelError
 from ray_lowcomm.core.names import trainable_parameters
+from ray_lowcomm.core.sharding import is_distributed, local, reshard
 from ray_lowcomm.core.tracks import Tracks
 
 SUMMED_AT_ONCE = 1 << 16
@@ -24,6 +25,7 @@ class Watch:
     def __init__(self, model: nn.Module, tracks: Tracks) -> None:
         self._model, self._optimizers = model, tracks.optimizers
         self._names, self._parameters = list(tracks.parameters), list(tracks.parameters.values())
+        self._distributed = [is_distributed(p) for p in self._parameters]
         self._held = tracks.optimizers.count
         self._taken = 0  # optimizer steps of ours
         self._stepping = False
@@ -48,6 +50,8 @@ class Watch:
                 "the optimizer holds other parameters than at context.wrap: call add_param_group before it, with a "
                 "learning rate of 0 for as long as they are not to be trained"
             )
+        if not self._taken:  # at the launch, too, but what was sharded after wrap has no gradients here
+            self.check_layout()
         name = self._changed()
         if name and not self._taken:
             raise ModelError(
@@ -64,6 +68,7 @@ class Watch:
 
     def check_layout(self) -> None:
         """ModelError, by name, if other parameters are trainable than when the replica was made."""
+        reshard(self._model)
         at_first = dict(zip(self._names, self._parameters, strict=True))
         for name, parameter in trainable_parameters(self._model, allow_none=True).items():
             known = at_first.get(name)
@@ -99,7 +104,13 @@ class Watch:
 
     def _versions(self) -> tuple[list[int], list[int]]:
         """Where each parameter's values are, and how often they were changed."""
-        return [*map(Tensor.data_ptr, self._parameters)], [p._version for p in self._parameters]
+        tensors = self._tensors()
+        return [*map(Tensor.data_ptr, tensors)], [tensor._version for tensor in tensors]
+
+    def _tensors(self) -> list[Tensor]:
+        """The parameters as far as they are held here."""
+        pairs = zip(self._parameters, self._distributed, strict=True)
+        return [local(p) if distributed else p for p, distributed in pairs]
 
     def _changed(self) -> str:
         """A parameter that has changed since `mark`; '' if none has."""
@@ -111,7 +122,7 @@ class Watch:
         return ""
 
     def _summed(self) -> Tensor:
-        return torch.stack([summed(p.detach()) for p in self._parameters])
+        return torch.stack([summed(tensor.detach()) for tensor in self._tensors()])
 
 
 def summed(values: Tensor) -> Tensor:

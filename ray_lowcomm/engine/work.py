@@ -2,6 +2,8 @@
 
 import math
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +19,8 @@ class Work:
     beyond the one at which the last round is applied (so negative before that).
 
     Seconds: `outer_s` that applying a round has taken, `blocked_s` that the inner steps have waited for one that was
-    exchanged beside them. `since` is when it began, moved on by all that is no inner step.
+    exchanged beside them. `since` is when it began by its `clock`, moved on by all that is no inner step;
+    what is launched has `spent_s`.
 
     It is local state: with overlap a checkpoint falls between two launches.
     """
@@ -25,12 +28,17 @@ class Work:
     steps: int = 0
     tokens: int = 0
     loss: Tensor | float | None = None
-    since: float = field(default_factory=time.perf_counter)
+    since: float = 0.0
     outer_s: float = 0.0
     blocked_s: float = 0.0
     skipped: int = 0
     beyond: int = 0
     own_metrics: reported.Sums = field(default_factory=dict)
+    clock: Callable[[], float] = time.perf_counter
+    spent_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.since = self.since or self.clock()
 
     def add(self, loss: Tensor, tokens: int) -> None:
         """Count one inner step."""
@@ -43,7 +51,7 @@ class Work:
 
     def restart(self) -> None:
         """Count from here on."""
-        self.steps, self.tokens, self.loss, self.since = 0, 0, None, time.perf_counter()
+        self.steps, self.tokens, self.loss, self.since = 0, 0, None, self.clock()
         self.outer_s = self.blocked_s = 0.0
         self.skipped = self.beyond = 0
         self.own_metrics = {}
@@ -56,6 +64,7 @@ class Work:
 
     def put_back(self, done: "Work", taken: int) -> None:
         """What was launched is not shared: it goes out with what has been done since, in `taken` steps."""
+        self.since -= done.spent_s
         self.steps += done.steps
         self.tokens += done.tokens
         self.skipped += done.skipped
@@ -66,9 +75,13 @@ class Work:
             sums[0] += total
             sums[1] += count
 
-    def pause(self, seconds: float) -> None:
-        """So many seconds were no inner steps."""
-        self.since += seconds
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done meanwhile is no inner step."""
+        began = self.clock()
+        yield
+        if self.since <= began:  # it has not begun anew meanwhile
+            self.since += self.clock() - began
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data, exact."""

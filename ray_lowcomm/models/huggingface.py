@@ -71,6 +71,13 @@ def read_config(path: str, args: dict[str, Any]) -> Any:
     return config
 
 
+def save_configs(hf_model: Any, folder: str) -> None:
+    """Write what `save_pretrained` writes beside the weights: the config, and that of generation if there is one."""
+    hf_model.config.save_pretrained(folder)
+    if hf_model.can_generate() and getattr(hf_model, "generation_config", None) is not None:
+        hf_model.generation_config.save_pretrained(folder)
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     logger = logging.getLogger("transformers")

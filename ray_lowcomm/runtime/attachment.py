@@ -23,6 +23,17 @@ class Attachment:
     key: str = ""
 
 
+@dataclass(frozen=True)
+class LostShard:
+    """A shard of a replica that its leader has lost: its number, why, and the file on which node it printed to ('':
+    unknown)."""
+
+    shard: int
+    why: str
+    node: str = ""
+    printed: str = ""
+
+
 async def rest_on_node(node: str, path: str, offset: int) -> list[str]:
     """`read_rest` on the node with this id."""
     if node == ray.get_runtime_context().get_node_id():

@@ -5,7 +5,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -129,16 +130,16 @@ def check_room(settings: FleetSettings) -> str:
 
 
 def surrounding_place(settings: FleetSettings) -> Place | None:
-    """The last bundles of the placement group that this process runs in, if there is one for each replica.
+    """The last bundles of the placement group that this process runs in, if there are those of each replica.
 
     A trial of Ray Tune holds its resources in such a group: whoever asked for more beside it would wait for ever.
     """
-    group, replicas = ray.util.get_current_placement_group(), settings.max_replicas
-    if group is None or group.bundle_count < replicas:
+    group, bundles = ray.util.get_current_placement_group(), settings.max_replicas * settings.bundles
+    if group is None or group.bundle_count < bundles:
         return None
-    first = group.bundle_count - replicas
-    has_room = all(_fits(bundle, settings.resources_per_replica) for bundle in group.bundle_specs[first:])
-    return Place(group, first) if has_room else None
+    first = group.bundle_count - bundles
+    has_room = all(_fits(bundle, settings.bundle) for bundle in group.bundle_specs[first:])
+    return Place.within(group, first, settings.max_replicas, settings.bundles) if has_room else None
 
 
 def _check_sums(settings: FleetSettings, have: Mapping[str, float], limits: Mapping[str, float]) -> None:
@@ -180,23 +181,35 @@ def _check_this_machine(settings: FleetSettings) -> None:
 
 
 def _check_nodes(settings: FleetSettings) -> None:
-    """Each replica must fit on one node."""
+    """Each replica must fit on one node, or each of its shards, where it may be spread."""
     nodes: list[Mapping[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    room = sum(_fits(node, settings.resources_per_replica) for node in nodes)
+    room = _room(settings, nodes)
     if room < settings.min_replicas:
+        each = "each of their shards" if settings.bundles > 1 else "each of them"
         raise FleetError(
             f"fleet.replicas = {_shown(settings)}: only {room} replicas of {dict(settings.resources_per_replica)} fit "
-            f"on the cluster's {len(nodes)} nodes, each of them whole on one node; use fewer or smaller replicas"
+            f"on the cluster's {len(nodes)} nodes, {each} whole on one node; use fewer or smaller replicas"
+            f"{_or_spread(settings, nodes, settings.min_replicas)}"
         )
+
+
+def _or_spread(settings: FleetSettings, nodes: Sequence[Mapping[str, float]], replicas: int) -> str:
+    """What else can be done, where shards of these `replicas` would find room on several nodes."""
+    spread = replace(settings, replica_spread="pack")
+    fit = settings.bundles < spread.bundles and _room(spread, nodes) >= replicas
+    return "; or set fleet.replica_spread = pack: then a replica's shards may be on several nodes" if fit else ""
+
+
+def _room(settings: FleetSettings, nodes: Sequence[Mapping[str, float]]) -> int:
+    """For how many replicas these nodes have room."""
+    return sum(_fits(node, settings.bundle) for node in nodes) // settings.bundles
 
 
 def _check_labels(settings: FleetSettings) -> None:
     """Each cohort must find nodes with its labels; of an elastic fleet there must be one for some cohort."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    rooms = []
-    for cohort in settings.cohorts:
-        fitting = [node["Resources"] for node in nodes if matches(node["Labels"], cohort.label_selector)]
-        rooms.append(sum(_fits(resources, settings.resources_per_replica) for resources in fitting))
+    fitting = [[n["Resources"] for n in nodes if matches(n["Labels"], c.label_selector)] for c in settings.cohorts]
+    rooms = [_room(settings, resources) for resources in fitting]
     enough = [room >= cohort.replicas for room, cohort in zip(rooms, settings.cohorts, strict=True)]
     if all(enough) or (settings.elastic and any(rooms)):
         return
@@ -207,6 +220,7 @@ def _check_labels(settings: FleetSettings) -> None:
     raise FleetError(
         f"fleet.cohorts.{number}.label_selector = {dict(cohort.label_selector)}: {cohort.replicas} replicas needed, "
         f"only {rooms[number]} fit on nodes with such labels, and no autoscaler could add more; labels there: {there}"
+        f"{_or_spread(settings, fitting[number], cohort.replicas)}"
     )
 
 

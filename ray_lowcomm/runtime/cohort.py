@@ -1,6 +1,7 @@
 """A cohort: one Ray Train run, in a daemon thread, that can be ended from outside."""
 
 import threading
+from dataclasses import replace
 
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 
@@ -23,11 +24,11 @@ class Cohort:
         self.error: BaseException | None = None
         self._trainer = CohortTrainer(
             train_worker,
-            train_loop_config={"plan": plan},
+            train_loop_config={"plan": replace(plan, bundles=tuple(spot.bundle for spot in place.spots))},
             backend_config=CohortConfig(place),
             scaling_config=ScalingConfig(
                 num_workers=replicas,
-                resources_per_worker=dict(fleet.resources_per_replica),
+                resources_per_worker=fleet.resources_per_shard,
                 use_gpu=fleet.resources_per_replica.get("GPU", 0) > 0,
             ),
             run_config=RunConfig(

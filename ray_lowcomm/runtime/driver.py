@@ -13,10 +13,11 @@ from ray_lowcomm.engine.checked import malformed
 from ray_lowcomm.engine.coordinator import HANDLERS, Coordinator
 from ray_lowcomm.engine.meeting import Meeting, Met
 from ray_lowcomm.runtime import journal_file
-from ray_lowcomm.runtime.attachment import Attachment, rest_on_node
+from ray_lowcomm.runtime.attachment import Attachment, LostShard
 from ray_lowcomm.runtime.due import LATER, Due
-from ray_lowcomm.runtime.for_trainer import ForTrainer
+from ray_lowcomm.runtime.for_trainer import TRAINER_GONE_S, ForTrainer
 from ray_lowcomm.runtime.journal_file import HostState, JournalFile
+from ray_lowcomm.runtime.last_words import LastWords, Voice
 from ray_lowcomm.runtime.meetings import OVER, Meetings
 from ray_lowcomm.runtime.ray_private import draining_nodes
 
@@ -24,7 +25,6 @@ TICK_S = 0.25
 WATCH_S = 0.2
 PING_TIMEOUT_S = 10.0
 DRAIN_S = 1.0
-REST_S = 10.0
 TAKEN = "another process has taken this replica's place"
 
 Outbox = list[tuple[int, m.Answer]]
@@ -53,9 +53,8 @@ class Driver:
         self._waiting: dict[int, asyncio.Future[m.Answer]] = {}
         self._attached: dict[int, Attachment] = {}
         self._meetings = Meetings()
-        self._trainer = ForTrainer(self._host, in_step, self._release)
-        self._shown: dict[str, int] = {}  # token -> byte up to which what the process printed has been passed on
-        self._rests: set[asyncio.Task[None]] = set()
+        self._trainer = ForTrainer(self._host, in_step, self._release, TRAINER_GONE_S + plan.fleet.orphan_s)
+        self._words = LastWords(self._trainer.emit)
         self._halting = asyncio.Event()
         self._due = Due(plan, self._host, self._trainer, self._manifest_written)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -154,15 +153,27 @@ class Driver:
             return Met(over=refused or OVER)
         return await self._meetings.meet(meeting)
 
-    async def printed(self, member: int, token: str, lines: list[str], end: int) -> bool | None:
+    async def printed(self, member: int, token: str, lines: list[str], end: int, shard: int = 0) -> bool | None:
         """Lines that a replica's process has printed, up to byte `end` of its file; True when they are shown."""
         if self._must_attach(member):
             return None
         if token in self._host.gone or not self._is_ours(token):
-            return False  # `_show_rest` has read them
-        self._shown[token] = end
-        self._trainer.emit(Event("output", (member, lines)))
+            return False  # they have been read as its last words
+        self._words.passed_on(Voice(member, token, shard), lines, end)
         return await self._trainer.is_handled(len(self._trainer))
+
+    async def shard_lost(self, member: int, token: str, lost: LostShard) -> bool | None:
+        """A shard of the replica whose leader is this process is gone, and with it the replica: the leader dies, too,
+        once it has the answer."""
+        if self._must_attach(member):
+            return None
+        attachment = self._attached.get(member)
+        if attachment is None or self._refused(member, token):
+            return False
+        self._gone(member, attachment)
+        self._words.read(Voice(member, token, lost.shard), lost.node, lost.printed)
+        self._lost(member, token, f"its shard {lost.shard} is gone: {lost.why}")
+        return True
 
     async def stop_asked(self) -> None:
         """Returns when replicas are to stop at their next step."""
@@ -174,17 +185,16 @@ class Driver:
 
     # ---- trainer --------------------------------------------------------------------------------------------------
 
-    async def events(self, after: int, timeout_s: float) -> list[Event]:
+    async def events(self, after: int, timeout_s: float, keeper: bool = False) -> list[Event]:
         """Events from number `after` on, as soon as there are any, at the latest after `timeout_s`.
 
-        Asking says that all events before `after` have been dealt with.
+        Asking says that all events before `after` have been dealt with, by the trainer or the `keeper`.
         """
-        return await self._trainer.ask(after, timeout_s)
+        return await (self._trainer.keep if keeper else self._trainer.ask)(after, timeout_s)
 
     async def all_printed(self) -> None:
         """Wait until what processes that are gone had printed has become events."""
-        if self._rests:
-            await asyncio.wait(self._rests, timeout=REST_S)
+        await self._words.all_read()
 
     async def stop(self, reason: str, save: bool = False) -> None:
         """End the run in order; see Coordinator."""
@@ -192,20 +202,20 @@ class Driver:
         self._coordinator.stop(reason, save)
         self._drain()
 
-    async def cohort_ended(self, cohort: int, members: list[int], error: str) -> None:
-        """A cohort's Ray Train run is over: with an error, its replicas cannot come back."""
+    async def of_cohort(self, what: str, text: str) -> None:
+        """A cohort has broken off: it is ``restarted``, ``given up``, or the run ends with it, ``broken``."""
         coordinator = self._coordinator
-        if error and not coordinator.ended and not coordinator.failure:
-            coordinator.fail(f"cohort {cohort} (replicas {members}) ended: {error}")
-            self._drain()
+        say = {"restarted": coordinator.cohort_restarted, "given up": coordinator.book.notice}
+        say.get(what, coordinator.fail)(text)
+        self._drain()
 
     async def summary(self) -> dict[str, Any]:
-        """See Coordinator; and the pids that each replica has had."""
+        """See Coordinator."""
         return self._coordinator.summary(time.monotonic())
 
-    async def pids(self) -> dict[int, list[int]]:
-        """Process ids of each replica, one a start."""
-        return self._host.pids
+    async def host(self) -> HostState:
+        """What is known beside the coordinator."""
+        return self._host
 
     # ---- inside ---------------------------------------------------------------------------------------------------
 
@@ -323,11 +333,7 @@ class Driver:
                 why = f"{process} cannot be reached"
             except Exception as error:
                 why = f"{process} is gone: {type(error).__name__}"
-                self._host.gone.add(attachment.token)
-                if attachment.printed:
-                    task = self._spawn(self._show_rest(member, attachment))
-                    self._rests.add(task)
-                    task.add_done_callback(self._rests.discard)
+                self._gone(member, attachment)
             if self._attached.get(member) is not attachment:
                 return
             if attachment.token in self._host.gone:
@@ -336,16 +342,10 @@ class Driver:
                 self._silent(member, attachment.token, why)
             silent = bool(why)
 
-    async def _show_rest(self, member: int, attachment: Attachment) -> None:
-        """The last words of a process that died before it could pass them on."""
-        offset = self._shown.get(attachment.token, 0)
-        try:
-            lines = await asyncio.wait_for(rest_on_node(attachment.node, attachment.printed, offset), REST_S)
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}".splitlines()[0]
-            lines = [f"… what it printed last is not known: {attachment.printed} cannot be read ({why})"]
-        if lines:
-            self._trainer.emit(Event("output", (member, lines)))
+    def _gone(self, member: int, attachment: Attachment) -> None:
+        """This process has no part in the run any more; what it printed last is shown."""
+        self._host.gone.add(attachment.token)
+        self._words.read(Voice(member, attachment.token), attachment.node, attachment.printed)
 
     def _silent(self, member: int, token: str, why: str) -> None:
         """A process does not answer, or (`why` is '') does so again."""

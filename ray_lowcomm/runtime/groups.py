@@ -9,8 +9,9 @@ import ray
 class Groups(Protocol):
     """Asks for room, and gives it back."""
 
-    def ask(self, each: Mapping[str, float], label_selector: Mapping[str, str], count: int = 1) -> Any:
-        """Ask for `count` bundles; returns the group, whose room may come at any time."""
+    def ask(self, each: Mapping[str, float], label_selector: Mapping[str, str], count: int = 1, name: str = "") -> Any:
+        """Ask for `count` bundles, all or none; returns the group, whose room may come at any time. It can be found by
+        its name, which is free again once it is removed."""
         ...
 
     def ready(self) -> set[Any]:
@@ -24,11 +25,11 @@ class Groups(Protocol):
 class RayGroups:
     """Ray's. They go with the job that this process belongs to, whatever becomes of the process."""
 
-    def ask(self, each: Mapping[str, float], label_selector: Mapping[str, str], count: int = 1) -> Any:
+    def ask(self, each: Mapping[str, float], label_selector: Mapping[str, str], count: int = 1, name: str = "") -> Any:
         """See `Groups`."""
         bundle = {name: amount for name, amount in each.items() if amount > 0}
         selectors = [dict(label_selector)] * count if label_selector else None
-        return ray.util.placement_group([bundle] * count, bundle_label_selector=selectors)
+        return ray.util.placement_group([bundle] * count, name=name, bundle_label_selector=selectors)
 
     def ready(self) -> set[Any]:
         """See `Groups`."""

@@ -24,15 +24,19 @@ PATIENCE_S = 5.0  # a write that takes longer is not waited for
 class HostState:
     """What the driver actor knows beside the coordinator. `tokens` of the processes that each replica has had, and
     their `pids`, in order; `joined` is that of the one that has joined last, `gone` are those that Ray has given up.
-    `events` are those from number `handled` on; `recorded` as in `Driver`. `later` is what is due once the trainer has
-    dealt with so many events: (number, kind, data)."""
+    `events` are those from number `first` on. The trainer has dealt with `handled` of all, whose last record is that of
+    `round`, the keeper with `kept` (None: it has not asked yet). `recorded` counts those up to the last record. `later`
+    is what is due once the trainer has dealt with so many events: (number, kind, data)."""
 
     tokens: dict[int, list[str]] = field(default_factory=dict)
     pids: dict[int, list[int]] = field(default_factory=dict)
     joined: dict[int, str] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     written: float = 0.0  # seconds since the epoch
+    first: int = 0
     handled: int = 0
+    kept: int | None = None
+    round: int = 0
     recorded: int = 0
     events: list[tuple[str, Any]] = field(default_factory=list)
     later: list[tuple[int, str, Any]] = field(default_factory=list)

@@ -5,22 +5,24 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import ray
 from ray._private import services
 
 ASK_S = 10
 
-# Ray Train takes these only as environment variables of the process that calls fit(). A stopped worker must be noticed
-# within seconds, not after Ray's default of 600; the metrics callbacks are of no use here.
+# Ray Train takes these only as environment variables of the process that calls fit(). A worker that does not answer is
+# killed, with work that it would bring along after a cut or on a full link: not before Ray itself would take its node
+# for dead, and not as late as by default, after 600 s. The metrics callbacks are of no use here.
 TRAIN_ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "20",
+    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "60",
     "RAY_TRAIN_COLLECTIVE_TIMEOUT_S": "600",
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
@@ -30,12 +32,26 @@ TRAIN_ENVIRONMENT = {
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a cohort's workers run: bundles `first`, `first` + 1, … of a placement group that belongs to somebody else
-    and outlives the cohort."""
+class Spot:
+    """Where one worker runs: a bundle of a placement group, the first one of its replica. One with a `name` may be
+    replaced by another group of that name, which is then the worker's."""
 
     group: Any
-    first: int = 0
+    bundle: int = 0
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a cohort's workers run, in the order of their ranks: in placement groups that belong to somebody else and
+    outlive the cohort."""
+
+    spots: tuple[Spot, ...]
+
+    @classmethod
+    def within(cls, group: Any, first: int, count: int, each: int = 1) -> Self:
+        """Bundles `first`, `first` + `each`, … of one group, for `count` workers."""
+        return cls(tuple(Spot(group, first + each * number) for number in range(count)))
 
 
 def beside_this_process() -> dict[str, Any]:
@@ -75,6 +91,31 @@ def silence_deaths() -> None:
     filters: Any = stdout_deduplicator
     if filters.skip_re is None:
         filters.skip_re = re.compile("A worker died or was killed while executing a task")
+
+
+@contextmanager
+def errors_handed_to(take: Callable[[str], None]) -> Iterator[None]:
+    """Context in which what Ray tells this process as an error of its job (deaths of nodes and workers, what cannot be
+    scheduled) is handed to `take`, by a thread of Ray's, in the place of standard output.
+
+    What processes print has an address with it, and goes on as before.
+    """
+    worker: Any = ray._private.worker
+    before, over = worker.print_to_stdstream, threading.Event()
+
+    def instead(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+        if data.get("pid") != "raylet" or "ip" in data or over.is_set():
+            before(data, ignore_prefix)
+        else:
+            take("\n".join(data["lines"]))
+
+    worker.print_to_stdstream = instead
+    try:
+        yield
+    finally:
+        over.set()
+        if worker.print_to_stdstream is instead:
+            worker.print_to_stdstream = before
 
 
 @contextmanager
@@ -124,6 +165,20 @@ def draining_nodes() -> set[str]:
     from ray._private.state import state
 
     return set(state.get_draining_nodes())
+
+
+def job_is_over(job: str) -> bool:
+    """Whether the process of the job with this id (hex) has ended, or is not known to the cluster."""
+    from ray._private.state import state
+
+    return all(one["IsDead"] for one in state.job_table() if one["JobID"] == job)
+
+
+def cluster_outlives_us() -> bool:
+    """Whether this process has joined a cluster that was there before it, as a job of its own."""
+    worker = ray._private.worker
+    node: Any = worker._global_node
+    return worker.global_worker.mode == ray.SCRIPT_MODE and not (node is not None and node.head)
 
 
 def autoscaler_limits(names: Iterable[str]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """A run's folder: one run at a time, nothing of an older run overwritten, the newest whole checkpoint found."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ class RunFolder:
 
     `newest` is the whole checkpoint to go on from (None: start anew); `said` is what the user should know: an older run
     of that name is moved aside, never overwritten, and torn checkpoints are passed over. With `run.resume: auto` a
-    folder without a checkpoint is an older run like any other.
+    folder without a checkpoint is an older run like any other. `take_over` looks for a fleet that still trains here,
+    and makes it ours or refuses: that is `living`, and nothing is read or moved then.
     """
 
-    def __init__(self, run: RunSettings) -> None:
-        self._folder, self._resume = OwnedFolder(run, "run"), run.resume
+    def __init__(self, run: RunSettings, take_over: Callable[[str], Any] = lambda path: None) -> None:
+        self._folder, self._resume, self._take_over = OwnedFolder(run, "run"), run.resume, take_over
+        self.living: Any = None
         self.path = self._folder.path
         self.newest: Found | None = None
         self.said = ""
@@ -34,6 +37,17 @@ class RunFolder:
 
     def __exit__(self, *exception: object) -> None:
         self._folder.release()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether something is gone on with."""
+        return self.newest is not None or self.living is not None
+
+    @property
+    def start(self) -> int:
+        """The last round of what is gone on with that is known here."""
+        before: int = self.newest.manifest["round"] if self.newest is not None else 0
+        return before if self.living is None else self.living.round
 
     def kept(self) -> str:
         """What a run that has ended too early can go on from, in words."""
@@ -65,6 +79,9 @@ class RunFolder:
 
     def _look(self) -> None:
         storage, remote = self._folder.storage, self._folder.remote
+        self.living = self._take_over(self.path)
+        if self.living is not None:
+            return
         if self._resume:
             self._find(storage)
         if self.newest is not None:

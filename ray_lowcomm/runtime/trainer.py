@@ -1,14 +1,12 @@
 """The trainer: a train function, settings, and `fit()`, on Ray or with all replicas in this process."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 from ray_lowcomm import strategies
-from ray_lowcomm.config import LoopConfig, LoopSettings, section
+from ray_lowcomm.config import LoopConfig, LoopSettings, flatten, section
 from ray_lowcomm.core.errors import FleetError, LowCommError, SettingError
 from ray_lowcomm.core.settings import (
     CheckpointSettings,
@@ -26,34 +24,11 @@ from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.fault_schedule import FaultEntry, faults_of
 from ray_lowcomm.runtime.arguments import judged
 from ray_lowcomm.runtime.fired import FiredFaults
+from ray_lowcomm.runtime.listener import Listener, Recorder, ShowsOutput
 from ray_lowcomm.runtime.run_folder import RunFolder
 from ray_lowcomm.runtime.stopping import signals_interrupt, stop_in_order
 
-
-class Recorder(Protocol):
-    """Who writes down and shows what happens in a run; what replicas print goes where Ray puts it, unless it is a
-    `ShowsOutput`, too."""
-
-    def on_start(self, info: Mapping[str, Any]) -> None:
-        """The run begins."""
-
-    def on_round(self, record: Mapping[str, Any]) -> None:
-        """A round is committed; `record` is a line of rounds.jsonl."""
-
-    def on_notice(self, text: str) -> None:
-        """Something that the user should know."""
-
-    def on_end(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """The run is over; returns what summary.json holds."""
-        ...
-
-
-@runtime_checkable
-class ShowsOutput(Protocol):
-    """Who shows what replicas on Ray print."""
-
-    def on_output(self, replica: int, lines: Sequence[str]) -> None:
-        """The next lines that this replica has printed."""
+FREE = ("run.resume", "fleet.address", "tracking.uri")  # settings that who takes a fleet over may change
 
 
 @dataclass(frozen=True)
@@ -145,22 +120,22 @@ class LowCommTrainer:
             raise reworded(error, self.options.reader) from error.__cause__
 
     def _fit(self) -> Result:
-        with signals_interrupt(), RunFolder(self.run) as folder, ExitStack() as closing:
+        with signals_interrupt(), ExitStack() as closing, self._folder(closing) as folder:
             recorder = self._recorder(folder)
-            over = folder.finished(self.steps) if self.run.resume == "auto" else None
+            over = folder.finished(self.steps) if self.run.resume == "auto" and not folder.living else None
             if over is not None:
                 recorder.on_notice(f"{folder.path} is complete: there is nothing to go on with up to step {self.steps}")
                 return Result(over, folder.path)
-            fired = FiredFaults(folder.path, self.faults, folder.newest is not None)
+            fired = FiredFaults(folder.path, self.faults, folder.goes_on)
             plan = fired.told(self._plan(folder))
             recorder.on_start(self._info(folder))
             if folder.said:
                 recorder.on_notice(self._worded(folder.said))
             for remark in self._remarks:
                 recorder.on_notice(remark)
-            listener = _Listener(recorder, self.options, plan, fired)
+            listener = Listener(recorder, self.options.on_event, self.options.reader, plan, fired)
             try:
-                self._run(listener, plan, closing)
+                self._run(listener, folder, plan, closing)
             except BaseException as error:
                 status = "failed" if isinstance(error, Exception) else "stopped"
                 reason = self._worded(describe(error)) if status == "failed" else "stopped from outside"
@@ -186,7 +161,7 @@ class LowCommTrainer:
         if self._stop_fleet is not None:
             self._stop_fleet(reason)
 
-    def _run(self, listener: "_Listener", plan: RunPlan, closing: ExitStack) -> None:
+    def _run(self, listener: Listener, folder: RunFolder, plan: RunPlan, closing: ExitStack) -> None:
         """Run; `listener.summary` is what there is to say of it, however it ends. What can wait until it has been said
         (a job that is being stopped has little time) goes to `closing`."""
         spec = self._spec(plan.directory)
@@ -210,24 +185,58 @@ class LowCommTrainer:
 
         from ray_lowcomm.runtime.cluster import connect, surrounding_place
         from ray_lowcomm.runtime.fleet import RayFleet
-        from ray_lowcomm.runtime.sending import check_sendable
+        from ray_lowcomm.runtime.keeper import Orders
+        from ray_lowcomm.runtime.ray_said import told_in_lines
+        from ray_lowcomm.runtime.sending import Sent, check_sendable
 
         check_sendable(self.train_loop)
         if connect(self.fleet, prints=listener.shown is None):
             closing.callback(ray.shutdown)
         in_step = self.options.on_event is not None
+        job = ray.get_runtime_context().get_job_id() if self._may_be_outlived() else ""
         place, shown = surrounding_place(self.fleet), listener.shown is not None
-        fleet = RayFleet(plan, spec, listener.on_event, place, in_step, shown)
+        orders = Orders(plan, spec, Sent.of(self.train_loop), place, in_step, shown, job, self._settings())
+        fleet = RayFleet(orders, listener.on_event, folder.living)
         self._stop_fleet = fleet.stop
         try:
             if self._stopping:
                 fleet.stop(self._stopping)
-            fleet.run(self.train_loop)
+            with told_in_lines(plan.directory, listener.say):
+                fleet.run()
         finally:
             self._stop_fleet = None
             listener.summary = fleet.summary or listener.last_known()
 
-    def _on_local_event(self, listener: "_Listener", local: Any, event: Event) -> None:
+    def _folder(self, closing: ExitStack) -> RunFolder:
+        """Ours, once no fleet of a job that is dead trains there any more, or that is ours, too."""
+
+        def take_over(path: str) -> Any:
+            import ray
+
+            from ray_lowcomm.runtime.cluster import connect
+            from ray_lowcomm.runtime.keeping import taken_over
+
+            if connect(self.fleet, prints=False):
+                closing.callback(ray.shutdown)
+            return taken_over(path, self._settings(), bool(self.run.resume))
+
+        return RunFolder(self.run, take_over) if self._may_be_outlived() else RunFolder(self.run)
+
+    def _may_be_outlived(self) -> bool:
+        """Whether the fleet trains on should this process die. What a recorder of the user's own writes nobody else
+        could."""
+        if self.fleet.transport == "local" or self.options.recorder is not None:
+            return False
+        from ray_lowcomm.runtime.keeping import may_be_outlived
+
+        return may_be_outlived(self.fleet)
+
+    def _settings(self) -> dict[str, str]:
+        """What must be the same to take a living fleet over."""
+        given = flatten((self.options.config or self._config()).resolved()) | dict(self.options.agreed)
+        return {name: str(value) for name, value in given.items() if name not in FREE}
+
+    def _on_local_event(self, listener: Listener, local: Any, event: Event) -> None:
         if self._stopping:
             raise _Stopped
         if event.kind == "record":
@@ -250,13 +259,13 @@ class LowCommTrainer:
         local.coordinator.manifest_written(folder, problem)
 
     def _recorder(self, folder: RunFolder) -> Recorder:
-        start = folder.newest.manifest["round"] if folder.newest else 0
+        start = folder.start
         if self.options.recorder is not None:
             made: Recorder = self.options.recorder(folder.path, start)
             return made
         from ray_lowcomm.tracking.recorder import Recorder as FullRecorder
 
-        return FullRecorder(self._config(), folder.path, start)
+        return FullRecorder(self.options.config or self._config(), folder.path, start)
 
     def _config(self) -> LoopConfig:
         options = self.options
@@ -285,7 +294,9 @@ class LowCommTrainer:
 
     def _info(self, folder: RunFolder) -> dict[str, Any]:
         info: dict[str, Any] = {"replicas": self.fleet.size, "steps": self.steps, "transport": self.fleet.transport}
-        if folder.newest is not None:
+        if folder.living is not None:
+            info |= {"taken over at round": folder.start + 1}
+        elif folder.newest is not None:
             manifest = folder.newest.manifest
             info |= {"resumed from round": manifest["round"], "step": manifest["step"]}
         return info
@@ -298,6 +309,7 @@ class LowCommTrainer:
             fleet=self.fleet,
             total=self.steps,
             directory=folder.path,
+            faults=self.faults,
         )
         if folder.newest is None:
             return plan
@@ -327,59 +339,4 @@ class _Stopped(BaseException):
     """Ends a local fleet from within its events: they come from the replicas' threads, where nobody may catch it."""
 
 
-class _Listener:
-    """Passes the coordinator's events on to the recorder, and keeps how the run failed."""
-
-    def __init__(self, recorder: Recorder, options: TrainerOptions, plan: RunPlan, fired: FiredFaults) -> None:
-        self._fired, self._known = fired, dict[str, Any]()
-        self._recorder, self._watch, self._reader = recorder, options.on_event, options.reader
-        self._directory = plan.directory
-        before: float = plan.restored["totals"]["wall_s"] if plan.restored else 0.0
-        self._began = time.monotonic() - before
-        self.shown = recorder if isinstance(recorder, ShowsOutput) else None
-        self.failure = self.hint = self.stopping = ""
-        self.complete = False
-        self.summary: dict[str, Any] = {}
-
-    def wall_s(self) -> float:
-        """Seconds that the run has taken, those before a resume included."""
-        return round(time.monotonic() - self._began, 3)
-
-    def last_known(self) -> dict[str, Any]:
-        """What a summary can say without the driver."""
-        return self._known | {"wall_s": self.wall_s()} if self._known else {}
-
-    def on_event(self, event: Event) -> None:
-        self._record(event)
-        if self._watch is not None:
-            self._watch(event)
-
-    def _record(self, event: Event) -> None:
-        if event.kind == "record":
-            self._known |= {"rounds": event.data["round"]}
-            self._fired.write()
-            self._recorder.on_round(event.data)
-        elif event.kind == "totals":
-            self._known |= event.data
-        elif event.kind == "fired":
-            self._fired.add(event.data)
-        elif event.kind == "notice":
-            self._recorder.on_notice(worded(event.data, self._reader))
-        elif event.kind == "output" and self.shown is not None:
-            self.shown.on_output(*event.data)
-        elif event.kind == "start_loss" and event.data is not None:
-            self._recorder.on_notice(f"validation loss before training: {event.data:.4f}")
-        elif event.kind == "stopped":
-            self.stopping = event.data
-        elif event.kind == "ended":
-            self.complete = event.data
-        elif event.kind == "failed":
-            self.failure, traceback = worded(event.data[0], self._reader), event.data[1]
-            if traceback and "://" not in self._directory:
-                path = Path(self._directory, "error.txt")
-                with suppress(OSError):
-                    path.write_text(traceback)
-                    self.hint = f" (traceback in {path})"
-
-
-__all__ = ["LowCommTrainer", "Recorder", "Result", "TrainerOptions"]
+__all__ = ["LowCommTrainer", "Recorder", "Result", "ShowsOutput", "TrainerOptions"]

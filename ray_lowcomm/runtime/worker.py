@@ -18,10 +18,14 @@ from ray_lowcomm.runtime.attachment import Attachment
 from ray_lowcomm.runtime.for_trainer import TRAINER_GONE_S
 from ray_lowcomm.runtime.output import passed_on
 from ray_lowcomm.runtime.ray_private import logs_folder
+from ray_lowcomm.runtime.shard_actor import ShardPlan, live_as_shard
+from ray_lowcomm.runtime.shard_desk import Desk
+from ray_lowcomm.runtime.shard_line import ShardChannel
+from ray_lowcomm.runtime.shards import LEAVE_S, Followers, followers
 from ray_lowcomm.transport.driver_line import DriverLine, RayChannel
 from ray_lowcomm.transport.ray_transport import RayTransport
 
-SHOW_TIMEOUT_S = TRAINER_GONE_S + 30.0
+SHOW_MARGIN_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class WorkerPlan:
     shown: bool = False
     key: str = ""
     driver_node: str = ""  # its id
+    bundles: tuple[int, ...] = ()  # of its placement group, in which a worker is, by rank; without them all are in 0
 
 
 def train_worker(config: dict[str, Any]) -> None:
@@ -61,12 +66,16 @@ def live(plan: WorkerPlan, member: int) -> None:
     )
     line = DriverLine(plan.driver, member, attachment, plan.spec.fleet.hang_s)
     line.attach()
+    patience_s = TRAINER_GONE_S + plan.spec.fleet.orphan_s + SHOW_MARGIN_S
 
     def send(lines: list[str], end: int) -> None:
-        line.ask("printed", member, token, lines, end, timeout_s=SHOW_TIMEOUT_S).result()
+        line.ask("printed", member, token, lines, end, timeout_s=patience_s).result()
 
     with passed_on(attachment.printed, send) if plan.shown else nullcontext():
-        _run(plan, member, RayChannel(line))
+        if plan.spec.fleet.shards_per_replica == 1:
+            _run(plan, member, RayChannel(line))
+        else:
+            _lead(plan, member, line)
 
 
 def _run(plan: WorkerPlan, member: int, channel: RayChannel) -> None:
@@ -76,6 +85,29 @@ def _run(plan: WorkerPlan, member: int, channel: RayChannel) -> None:
         run_member(plan.train, plan.spec, _host(plan, member, channel, transport), device)
     finally:
         transport.close()
+
+
+def _lead(plan: WorkerPlan, member: int, line: DriverLine) -> None:
+    """The life of a replica's first shard, which leads the others."""
+    fleet, token, channel, rank = plan.spec.fleet, line.token, RayChannel(line), member - plan.first
+    patience_s = TRAINER_GONE_S + fleet.orphan_s + SHOW_MARGIN_S
+
+    def printed(shard: int, lines: list[str], end: int) -> None:
+        line.ask("printed", member, token, lines, end, shard, timeout_s=patience_s).result()
+
+    def plan_of(shard: int) -> ShardPlan:
+        file = f"replica-{member}.{shard}-{token[:8]}.log" if plan.shown else ""
+        kill = partial(harms.kill, plan.driver, plan.driver_node)
+        return ShardPlan(plan.train, plan.spec, plan.run_id, member, shard, file, kill)
+
+    with followers(fleet, plan.bundles[rank] if plan.bundles else 0) as actors:
+        crew = Followers(lambda lost: line.ask("shard_lost", member, token, lost))
+        crew.desk = Desk(channel, fleet.shards_per_replica, fleet.hang_s, printed, crew.all_there)
+        crew.start(actors, [plan_of(shard) for shard in range(1, fleet.shards_per_replica)])
+        try:
+            live_as_shard(plan_of(0), ShardChannel(partial(crew.desk.ask, 0), line.stop_asked))
+        finally:
+            crew.end(LEAVE_S)
 
 
 def _host(plan: WorkerPlan, member: int, channel: RayChannel, transport: RayTransport) -> Host:

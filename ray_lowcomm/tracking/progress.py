@@ -109,7 +109,7 @@ class RoundProgress:
         if line:
             self._console.print(line, markup=False, soft_wrap=True)
 
-    def output(self, replica: int, lines: Sequence[str]) -> None:
+    def output(self, replica: int | str, lines: Sequence[str]) -> None:
         """Prints lines of a replica as they are, its number in front; what the terminal cannot encode is escaped."""
         text = "".join(f"replica {replica} | {line}" + "\n" for line in lines)
         encoding = self._console.encoding
@@ -255,6 +255,8 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("rejected", f"replica {index} {text}"))
     if summary.get("driver_restarts"):
         row("driver", "died and was started again {driver_restarts} times", "driver_restarts")
+    if summary.get("cohort_restarts"):
+        row("cohorts", "broke off and were started again {cohort_restarts} times", "cohort_restarts")
     row("replicas lost", "{members_lost}, rounds retried {rounds_retried}", "members_lost", "rounds_retried")
     return rows
 

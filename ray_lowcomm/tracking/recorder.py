@@ -70,7 +70,7 @@ class Recorder:
         """Prints one line."""
         self._progress.notice(text)
 
-    def on_output(self, replica: int, lines: Sequence[str]) -> None:
+    def on_output(self, replica: int | str, lines: Sequence[str]) -> None:
         """Prints what a replica has printed, with its number in front of each line."""
         self._progress.output(replica, lines)
 

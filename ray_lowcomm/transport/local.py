@@ -10,22 +10,25 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ray_lowcomm.core import randomness
 from ray_lowcomm.core.errors import ExchangeError, FleetError
+from ray_lowcomm.core.fault import held_back
 from ray_lowcomm.core.payload import First, Gather, Mean, Step, Swap
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import Event, RunPlan
 from ray_lowcomm.engine.combine import weighted_sum_
 from ray_lowcomm.engine.coordinator import Coordinator
+from ray_lowcomm.engine.inside import Alone, Inside
 from ray_lowcomm.engine.member import TrainLoop, run_member
 from ray_lowcomm.engine.membership import PRESENT
 from ray_lowcomm.engine.run_spec import Host, RunSpec
 from ray_lowcomm.engine.transport import Fetched, Pending
+from ray_lowcomm.transport.later import Later
 
 MAX_IDLE_TICKS = 100_000
 SILENT_S = 10.0  # of virtual time: a replica that hangs for longer is one that does not answer
@@ -60,7 +63,8 @@ class _Member:
 class LocalFleet:
     """Runs a fleet of threads, one a replica; `on_event` gets the coordinator's events as they happen.
 
-    There is room for all of them here, so that of an elastic fleet, too, all are started at once.
+    There is room for all of them here, so that of an elastic fleet, too, all are started at once but those that the
+    fault schedule holds back. Who leaves in order comes back only where that says so.
     """
 
     def __init__(self, plan: RunPlan, spec: RunSpec, on_event: Callable[[Event], None]) -> None:
@@ -71,20 +75,22 @@ class LocalFleet:
         self._back = threading.Semaphore(0)
         self._deposits: dict[tuple[int, str], dict[int, Any]] = {}
         self._results: dict[str, tuple[Tensor, ...]] = {}
+        self._wanted = set(range(spec.fleet.max_replicas)) - held_back(spec.faults, plan.fired).keys()  # to be started
         self._damaged: set[int] = set()  # members whose next message comes to no good
         self._early_deaths: dict[int, int] = {}
         self._abandon = False
         self.stop_wanted: Callable[[], bool] = lambda: False  # whether the process was asked to stop
         self.stop_s = STOP_S
+        self.inside: Inside = Alone()  # processes that each run this fleet, of one shard of all replicas
 
     def run(self, train: TrainLoop) -> None:
         """Run all replicas to the end of the run, or to its failure (see `coordinator.failure`)."""
         threads, patience_s = torch.get_num_threads(), None
         try:
-            for index in range(self._spec.fleet.max_replicas):
-                self._start(index, train)
+            self._start_wanted(train)
             while any(not member.done for member in self._members.values()):
                 self._turn(train)
+                self._start_wanted(train)
         except KeyboardInterrupt:
             patience_s = 0.0  # one that is in the middle of a step ends when it comes back
             raise
@@ -93,6 +99,12 @@ class LocalFleet:
             torch.set_num_threads(threads)
 
     # ---- scheduling -----------------------------------------------------------------------------------------------
+
+    def _start_wanted(self, train: TrainLoop) -> None:
+        for index in sorted(self._wanted) if not self.coordinator.over else ():
+            if index not in self._members or self._members[index].done:
+                self._wanted.remove(index)
+                self._start(index, train)
 
     def _start(self, index: int, train: TrainLoop) -> None:
         thread = threading.Thread(target=self._body, args=(index, train), name=f"replica-{index}", daemon=True)
@@ -104,7 +116,8 @@ class LocalFleet:
         _INSIDE.a_fleet = True
         me.baton.acquire()
         link = LocalLink(self, index)
-        host = Host(index, link, link, link.die, link.sleep, link.now, cut=link.sleep, corrupt=link.corrupt)
+        own = (link.die, link.sleep, link.now, link.timer, link.sleep, link.corrupt)
+        host = Host(index, link, link, *own, inside=self.inside)
         try:
             if not self._abandon:
                 run_member(train, self._spec, host, torch.device("cpu"))
@@ -196,6 +209,8 @@ class LocalFleet:
         events = list(self.coordinator.events)
         self.coordinator.events.clear()
         for event in events:
+            if event.kind == "fired" and (fault := self._spec.faults[event.data]).do in ("join", "leave"):
+                (self._wanted.add if fault.do == "join" else self._wanted.discard)(fault.replica)
             self._on_event(event)
 
     # ---- what replicas do, in their threads -----------------------------------------------------------------------
@@ -312,24 +327,6 @@ def outcome(steps: Sequence[Step], weights: Sequence[float]) -> tuple[Tensor, ..
     return (first.message,) if isinstance(first, First) else ()
 
 
-class Later(Generic[Result]):
-    """What is done when it is first asked for."""
-
-    def __init__(self, work: Callable[[], Result]) -> None:
-        self._work, self._results = work, list[Result]()
-
-    def done(self) -> bool:
-        """It is then."""
-        self.result()
-        return True
-
-    def result(self) -> Result:
-        """Do it, if that has not been done."""
-        if not self._results:
-            self._results.append(self._work())
-        return self._results[0]
-
-
 @dataclass(frozen=True)
 class LocalLink:
     """Channel and transport of one replica."""
@@ -393,6 +390,10 @@ class LocalLink:
     def now(self) -> float:
         """Virtual seconds."""
         return self.fleet.clock
+
+    def timer(self) -> float:
+        """With real seconds."""
+        return time.perf_counter() + self.fleet.clock
 
     def corrupt(self, bits: int) -> None:
         """What is sent next does not come through."""

@@ -5,7 +5,6 @@ of a death cannot form a new group. Here each group is a ProcessGroupGloo (or Pr
 of its own, so any membership can form a group beside others, with a timeout on every operation.
 """
 
-import contextlib
 import re
 import threading
 import time
@@ -23,8 +22,8 @@ from torch import Tensor
 
 from ray_lowcomm.core.errors import ExchangeError
 from ray_lowcomm.engine.combine import weighted_sum_
-from ray_lowcomm.transport import ports
 from ray_lowcomm.transport.collectives import Collectives
+from ray_lowcomm.transport.gloo import form_gloo
 from ray_lowcomm.transport.lanes import Lanes
 from ray_lowcomm.transport.pairs import Pairs
 
@@ -277,16 +276,7 @@ def _form(world: int, rank: int, name: str, meeting: Rendezvous) -> Any:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
         return dist.ProcessGroupNCCL(store, rank, world, options)
-    gloo_class: Any = dist.ProcessGroupGloo  # its options are private, and there is no other way to set a timeout
-    gloo = gloo_class._Options()
-    gloo._timeout, gloo._threads = timeout, 2
-    gloo._devices = [gloo_class.create_device(hostname=meeting.host, lazy_init=False)]
-    pg = gloo_class(store, rank, world, gloo)
-    announced = f"0/{rank}"  # where gloo says at which address it listens
-    if store.check([announced]):
-        with contextlib.suppress(OSError):  # a sandbox may forbid it: then `Vote.strays` grows
-            ports.shut(store.get(announced))
-    return pg
+    return form_gloo(store, rank, world, meeting.host, timeout)
 
 
 _registering = threading.Lock()

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import ray
 import torch
@@ -15,9 +15,8 @@ from ray_lowcomm.core.errors import ExchangeError, FleetError
 from ray_lowcomm.core.payload import Gather, Mean, Step, Swap
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.meeting import Meeting, Met
-from ray_lowcomm.engine.transport import Fetched
+from ray_lowcomm.engine.transport import Fetched, Pending
 from ray_lowcomm.transport import ports
-from ray_lowcomm.transport.driver_line import Answering, RayChannel
 from ray_lowcomm.transport.driver_store import DriverStore
 from ray_lowcomm.transport.ray_collective import LowCommGroup, Rendezvous, close_group, open_group
 from ray_lowcomm.transport.ray_offers import Offers, fetch
@@ -27,11 +26,27 @@ COUNT_S = 10.0  # sockets are counted this often: it takes milliseconds
 Result = TypeVar("Result")
 
 
-class RayTransport:
-    """Exchanges through the collective group of a generation, which lives as long as the generation does."""
+class ExchangeLine(Protocol):
+    """What a transport asks the driver: see `RayChannel`."""
 
-    def __init__(self, run: str, channel: RayChannel, member: int, nccl: bool = False) -> None:
+    def meet(self, meeting: Meeting) -> Pending[Met]:
+        """What members need to find each other."""
+        ...
+
+    def exchange_is_on(self, generation: int, waits_for: tuple[int, int] | None = None) -> bool:
+        """Whether it is still expected."""
+        ...
+
+
+class RayTransport:
+    """Exchanges through the collective group of a generation, which lives as long as the generation does; each `shard`
+    of a replica, where it has several, with the same one of others."""
+
+    def __init__(
+        self, run: str, channel: ExchangeLine, member: int, nccl: bool = False, shard: int | None = None
+    ) -> None:
         self._run, self._channel, self._member, self._nccl = run, channel, member, nccl
+        self._of_shard = "" if shard is None else f"/s{shard}"
         self._host = ray.util.get_node_ip_address()
         self._group: LowCommGroup | None = None
         self._generation = -1
@@ -148,13 +163,13 @@ class RayTransport:
             timeout_s=plan.deadline_s,
             nccl=self._nccl,
         )
-        self._group = open_group(f"{self._run}/g{plan.generation}", world, rank, meeting)
+        self._group = open_group(f"{self._run}/g{plan.generation}{self._of_shard}", world, rank, meeting)
         self._generation, self._sockets = plan.generation, ports.count()
         self._strays, self._counted = 0, time.monotonic()
         return self._group
 
     def _store_of(self, generation: int, timeout_s: float) -> DriverStore:
-        def ask(told: dict[str, bytes], wanted: tuple[str, ...], wait_s: float) -> Answering[Met]:
+        def ask(told: dict[str, bytes], wanted: tuple[str, ...], wait_s: float) -> Pending[Met]:
             return self._channel.meet(Meeting(self._member, generation, told, wanted, wait_s))
 
         return DriverStore(ask, timeout_s)

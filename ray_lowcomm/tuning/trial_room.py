@@ -17,17 +17,19 @@ SLIVER = PlacementGroupFactory([{"CPU": 0.001}])
 
 
 def trial_resources(config: TrainConfig) -> PlacementGroupFactory:
-    """The placement group of one trial: the trial's own process, which needs nothing, and a bundle for each replica.
+    """The placement group of one trial: the trial's own process, which needs nothing, and the bundles of each replica.
 
     With ``fleet.transport: local`` the replicas take turns in the trial's process: one bundle.
     """
     fleet = config.fleet
-    each = dict(fleet.resources_per_replica)
     if fleet.transport == "local":
-        return PlacementGroupFactory([each])
-    selectors = [dict(cohort.label_selector) for cohort in fleet.cohorts for _ in range(cohort.replicas)]
+        return PlacementGroupFactory([dict(fleet.resources_per_replica)])
+    count = fleet.max_replicas * fleet.bundles
+    selectors = [
+        dict(cohort.label_selector) for cohort in fleet.cohorts for _ in range(cohort.replicas * fleet.bundles)
+    ]
     more: dict[str, Any] = {"bundle_label_selector": selectors} if any(selectors) else {}
-    return PlacementGroupFactory([{}] + [each] * fleet.max_replicas, **more)
+    return PlacementGroupFactory([{}] + [fleet.bundle] * count, **more)
 
 
 def check_trial_fits(config: TrainConfig) -> None:

@@ -125,19 +125,23 @@ def exchange(proposals: Sequence[Sequence[Proposal]], weights: tuple[float, ...]
     """What each op's messages become, from the proposals of members in rank order. Weights are equal if not given."""
     count = len(proposals)
     ranks, weights = tuple(range(count)), weights or tuple(1 / count for _ in range(count))
-    of_ops = zip(*proposals, strict=True)
-    return [Received(ranks, weights, _combined([p.payload for p in group], weights), True) for group in of_ops]
+    return [combined([p.payload for p in group], ranks, weights) for group in zip(*proposals, strict=True)]
 
 
-def _combined(payloads: Sequence[Payload], weights: tuple[float, ...]) -> tuple[Tensor, ...]:
+def combined(payloads: Sequence[Payload], members: tuple[int, ...], weights: tuple[float, ...]) -> Received:
+    """What one op's messages become, from those of `members` in rank order."""
+    return Received(members, weights, _parts(payloads, members, weights), True)
+
+
+def _parts(payloads: Sequence[Payload], members: tuple[int, ...], weights: tuple[float, ...]) -> tuple[Tensor, ...]:
     shardings = [payload.sharding for payload in payloads if payload.sharding is not None]
     if not shardings:
         # copies, as an exchange may write over what is averaged
         copies = [replace(payload, data=payload.data.clone()) for payload in payloads]
-        members, sizes = tuple(range(len(copies))), tuple(payload.nbytes for payload in copies)
+        sizes = tuple(payload.nbytes for payload in copies)
         steps = [next(copy.exchange(Seats(members, weights, i), sizes)) for i, copy in enumerate(copies)]
         return outcome(steps, weights)
-    seats = [Seats(tuple(range(len(shardings))), weights, rank) for rank in range(len(shardings))]
+    seats = [Seats(members, weights, rank) for rank in range(len(shardings))]
     parts = [sharding.cut(seat) for sharding, seat in zip(shardings, seats, strict=True)]
     return tuple(
         sharding.combine(seat, [part[rank] for part in parts])

@@ -84,7 +84,7 @@ def _check_left_alone(outcome: Outcome, job: Job, names: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
-@pytest.mark.parametrize("phase", ["exchange", "voted"])
+@pytest.mark.parametrize("phase", [pytest.param("exchange", marks=SLOW), "voted"])
 def test_death_of_a_replica_in_a_round_costs_the_others_nothing(case: Case, phase: str, tmp_path) -> None:
     """The others retry with the same messages, or commit; the dead one starts again from a peer's shared state."""
     fault = Fault("kill", 1, 2, phase)  # type: ignore[arg-type]

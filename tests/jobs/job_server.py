@@ -78,6 +78,8 @@ def job_server(cpus=4):
         folder = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="rl", dir="/tmp", ignore_cleanup_errors=True))
         )
+        of_jobs = folder / "tmp"  # a job that Ray kills 3 s after its stop cannot remove its own
+        of_jobs.mkdir()
         token_file = folder / "token"
         token_file.touch(mode=0o600)
         token_file.write_text(token := secrets.token_hex(32))
@@ -95,7 +97,7 @@ def job_server(cpus=4):
                     "--object-store-memory=100000000",
                 ),
             ],
-            env=environment(token_file),
+            env=environment(token_file) | {"TMPDIR": str(of_jobs)},
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -173,6 +173,7 @@ def finished_trials(text):
     return [line.split()[1] for line in text.splitlines() if re.match(r"trial \d finished", line)]
 
 
+@pytest.mark.slow  # a job that is stopped half-way is tested every day
 @pytest.mark.timeout(900)
 def test_a_sweep_is_stopped_half_way(server, working_dir, tmp_path):
     cli = submit(server, "sweep", working_dir, [*SWEEP, "--run.output_dir", str(tmp_path)])

@@ -18,24 +18,3 @@ def ray_cluster(tmp_path_factory):
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
-
-
-@pytest.fixture
-def nothing_left(ray_cluster):
-    """After the test no placement group and no actor of ours is alive; processes need a moment to go."""
-    import time
-
-    import ray
-    from ray._private.state import actors as all_actors
-
-    yield
-    deadline = time.monotonic() + 60
-    while True:
-        groups = [g for g in ray.util.placement_group_table().values() if g["state"] != "REMOVED"]
-        actors = [a["ActorClassName"] for a in all_actors().values() if a["State"] != "DEAD"]
-        ours = ("Driver", "RayTrainWorker", "CohortController")
-        left = groups + [name for name in actors if name in ours]
-        if not left:
-            return
-        assert time.monotonic() < deadline, f"left behind: {left}"
-        time.sleep(0.5)

@@ -53,8 +53,9 @@ class Patience:
     def __init__(self):
         self.missed = 0
 
-    def after_step(self, replica, wanted):
-        self.missed = self.missed + 1 if len(replica.members) < wanted and not replica.finished else 0
+    def after_step(self, context, replica):
+        there = len(replica.members) >= context.replicas or replica.finished
+        self.missed = 0 if there else self.missed + 1
         if self.missed:
             time.sleep(min(0.1 * 1.2**self.missed, 5.0))
 
@@ -67,4 +68,4 @@ def train_patiently(context):
         loss = (model(torch.randn(8, 6)) ** 2).mean()
         loss.backward()
         replica.step(loss, 8)
-        patience.after_step(replica, context.replicas)
+        patience.after_step(context, replica)

@@ -56,15 +56,15 @@ def raylets(pid):
 
 
 class OwnCluster:
-    """A head without CPUs; nodes are added by hand, or by an autoscaler where `autoscaling` is its configuration."""
+    """A head with `cpus`; nodes are added by hand, or by an autoscaler where `autoscaling` is its configuration."""
 
-    def __init__(self, autoscaling=None, **environment):
+    def __init__(self, autoscaling=None, cpus=0, **environment):
         # short: Ray's sockets are in there, and their paths have 107 bytes at most
         self.folder = Path(tempfile.mkdtemp(prefix="lowcomm", dir="/tmp"))
         self.environment = {**os.environ, "RAY_AUTH_MODE": "disabled", **environment}
         self.port = free_port()
         self.started = []
-        options = ["--head", f"--port={self.port}", "--num-cpus=0", "--include-dashboard=false"]
+        options = ["--head", f"--port={self.port}", f"--num-cpus={cpus}", "--include-dashboard=false"]
         if autoscaling is not None:
             path = self.folder / "autoscaling.json"
             path.write_text(autoscaling(f"{host()}:{self.port}"))

@@ -27,13 +27,15 @@ def train_scripted(context):
     While a replica is missing it is slow, so that it can come back before the end.
     """
     model, patience = torch.nn.Linear(6, 3), Patience()
+    if context.shards > 1:
+        model = torch.nn.parallel.DistributedDataParallel(model, process_group=context.mesh.get_group())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     replica = context.wrap(model, optimizer, evaluate=lambda shared: context.spec.strategy.outer_lr)
     while not replica.finished:
         loss = (model(torch.randn(8, 6)) ** 2).mean()
         loss.backward()
         replica.step(loss, 8)
-        patience.after_step(replica, context.replicas)
+        patience.after_step(context, replica)
 
 
 def base_config(folder, rounds, **fleet):

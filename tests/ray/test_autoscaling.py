@@ -41,7 +41,7 @@ def autoscaling(address):
     return json.dumps(config | {name: [] for name in LISTS.split()})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def by_hand():
     """A cluster whose nodes are added by hand; the first has one CPU."""
     cluster = OwnCluster()

@@ -3,12 +3,13 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
-import torch
 
 from ray_lowcomm import LowCommTrainer
+from ray_lowcomm.core.settings import StrategySettings
+from tests.contract.replay import Replay
+from tests.contract.tape import TOKENS, Taping, pids, tapes
 from tests.ray.fleets import Notes
 
 TOPK = {"name": "topk_diloco", "chunk_size": 4, "topk": 4}
@@ -18,26 +19,6 @@ STRATEGIES = {
     "fragments": TOPK | {"inner_steps": 8, "fragments": 2, "overlap_steps": 2},
 }
 ROUNDS, MISSED, STOPPED = 30, 3, 1
-
-
-class Loop:
-    """Steps that take a while; says which process it is in, and how many steps it has taken."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __call__(self, context):
-        Path(self.folder, f"pid_{context.index}").write_text(str(os.getpid()))
-        model = torch.nn.Linear(6, 3)
-        replica = context.wrap(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
-        taken = 0
-        while not replica.finished:
-            loss = (model(torch.randn(8, 6)) ** 2).mean()
-            loss.backward()
-            replica.step(loss, 8)
-            taken += 1
-            time.sleep(0.1)
-        Path(self.folder, f"steps_{context.index}").write_text(str(taken))
 
 
 class Stopping(Notes):
@@ -56,16 +37,21 @@ class Stopping(Notes):
             self.stopped = False
 
     def _signal(self, number):
-        os.kill(int(Path(self.folder, f"pid_{STOPPED}").read_text()), number)
+        os.kill(pids(self.folder, STOPPED)[-1], number)
 
 
+def a_while(context, replica):
+    time.sleep(0.1)
+
+
+@pytest.mark.slow  # `test_drill` stops a process, too, in blocking and overlapped rounds
 @pytest.mark.parametrize("case", STRATEGIES)
-def test_a_process_that_was_stopped_comes_back_with_its_work(case, nothing_left, tmp_path):
+def test_a_process_that_was_stopped_comes_back_with_its_work(case, ray_cluster, tmp_path):
     strategy, notes = STRATEGIES[case], Stopping()
     notes.folder = str(tmp_path)
     period = strategy["inner_steps"] // strategy.get("fragments", 1)
     LowCommTrainer(
-        Loop(str(tmp_path)),
+        Taping(str(tmp_path), a_while, own_process=True),
         steps=ROUNDS * period,
         strategy=strategy,
         fleet={"replicas": 3, "resources_per_replica": {"CPU": 1}, "deadline_s": 20, "keep_rounds": 20},
@@ -80,8 +66,11 @@ def test_a_process_that_was_stopped_comes_back_with_its_work(case, nothing_left,
     assert notes.records[-1]["members"] == [0, 1, 2]
     assert (summary["members_lost"], summary["lost_inner_steps"], summary["state_transfer_bytes"]) == (0, 0, 0)
     assert len(set(summary["state_digests"].values())) == 1
-    taken = sum(int(Path(tmp_path, f"steps_{i}").read_text()) for i in range(3))
-    assert (summary["inner_steps"], summary["tokens"]) == (taken, 8 * taken)
+    replay = Replay(StrategySettings(**strategy), tapes(str(tmp_path)), notes.records)
+    replay.run()
+    assert replay.digests() == summary["state_digests"]
+    taken = replay.did("step")
+    assert (summary["inner_steps"], summary["tokens"]) == (taken, TOKENS * taken)
     # it may have been counted in one that it did not see the end of
     assert len(missed) <= summary["caught_up_rounds"] <= len(missed) + 1
     sent = sum(record["bytes_up"] + record["bytes_down"] for record in missed)

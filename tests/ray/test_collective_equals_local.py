@@ -102,6 +102,14 @@ def actors(ray_cluster):
 # what differs for a transport (means, gathers, shards, late ones, fragments) the others have, too
 SLOW = ("dct_overlap", "topk_overlap", "sparse_fragments", "diloco_overlap")
 SLOW += ("dct_buffer", "buffer_overlap", "dct_2_bit", "sparse_loco_sharded")
+SLOW += (
+    "desloc",
+    "dct_model",
+    "sparse_loco",
+    "topk_diloco",
+    "dct_sharded",
+    "local_adam",
+)  # the others have their parts
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])

@@ -12,7 +12,7 @@ WAITS_S = 6.0
 
 
 @pytest.mark.parametrize("mode", ["blocking", "overlapped"])
-def test_a_drill_holds(mode, nothing_left, tmp_path):
+def test_a_drill_holds(mode, ray_cluster, tmp_path):
     fleet = FleetSettings(replicas=3, resources_per_replica={"CPU": 1.0}, deadline_s=WAITS_S, hang_s=30.0)
     run = RunSettings(name="drill", output_dir=str(tmp_path), eval_every=0)
     (drill,) = [drill for drill in standard(WAITS_S + 2.0) if drill.mode == mode]

@@ -60,8 +60,11 @@ class Loop:
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("case", STRATEGIES)
-def test_the_run_goes_on_and_nothing_is_lost(case, nothing_left, tmp_path):
+CASES = [pytest.param(name, marks=[pytest.mark.slow] * (name == "blocking")) for name in STRATEGIES]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_run_goes_on_and_nothing_is_lost(case, ray_cluster, tmp_path):
     notes, events = Notes(), []
     loop = Loop(str(tmp_path))
     result = LowCommTrainer(
@@ -91,7 +94,7 @@ def test_the_run_goes_on_and_nothing_is_lost(case, nothing_left, tmp_path):
     assert kinds.count("record") == kinds.count("totals") == ROUNDS
 
 
-def test_a_second_driver_of_a_run_is_refused_and_the_first_is_named(nothing_left, tmp_path, monkeypatch):
+def test_a_second_driver_of_a_run_is_refused_and_the_first_is_named(ray_cluster, tmp_path, monkeypatch):
     first = DriverActor(plan(tmp_path), False, "key", "first")
     pid = first.ask("start", timeout_s=PATIENCE_S)
     monkeypatch.setattr(driver_actor, "LEAVES_S", 0.0)

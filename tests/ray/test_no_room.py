@@ -8,7 +8,7 @@ from ray_lowcomm.core.errors import FleetError
 from tests.ray.fleets import Notes, train_patiently
 
 
-def test_a_fleet_that_finds_no_place_in_time_asks_for_none_any_more(nothing_left, tmp_path):
+def test_a_fleet_that_finds_no_place_in_time_asks_for_none_any_more(ray_cluster, tmp_path):
     taken = ray.util.placement_group([{"CPU": 8}])
     assert taken.wait(60)
     try:

@@ -1,10 +1,12 @@
 """A fleet that the cluster can never place is refused, with the arithmetic, before anything waits for it."""
 
+from dataclasses import replace
+
 import pytest
 
 from ray_lowcomm.core.errors import FleetError
 from ray_lowcomm.core.settings import CohortSettings, FleetSettings
-from ray_lowcomm.runtime.cluster import _fits, check_room
+from ray_lowcomm.runtime.cluster import _fits, _or_spread, check_room
 
 
 def test_a_fleet_that_fits_is_let_in(ray_cluster):
@@ -37,3 +39,12 @@ def test_a_replica_must_fit_on_one_node():
     assert _fits({"CPU": 8, "GPU": 1}, {"CPU": 3, "GPU": 1}) == 1
     assert _fits({"CPU": 8}, {"CPU": 3, "GPU": 1}) == 0
     assert _fits({"CPU": 0.3}, {"CPU": 0.1}) == 3
+
+
+def test_where_shards_would_fit_on_several_nodes_it_is_said():
+    nodes = [{"CPU": 1.0}, {"CPU": 3.0}]
+    settings = FleetSettings(replicas=2, shards_per_replica=2, resources_per_replica={"CPU": 2})
+    assert "fleet.replica_spread = pack" in _or_spread(settings, nodes, 2)
+    assert _or_spread(settings, nodes, 3) == ""
+    assert _or_spread(replace(settings, replica_spread="pack"), nodes, 2) == ""
+    assert _or_spread(replace(settings, shards_per_replica=1), nodes, 1) == ""

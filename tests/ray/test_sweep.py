@@ -15,7 +15,7 @@ SMALL = [
 
 
 @pytest.mark.timeout(600)
-def test_a_sweep_leaves_what_it_promises(nothing_left, tmp_path, capfd, monkeypatch):
+def test_a_sweep_leaves_what_it_promises(ray_cluster, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     space = ["--space", "tests.jobs.sweep_spaces:MIXED", "--search", "grid", "--scheduler", "none"]
     space += ["--fleet.transport", "local"]  # fleets of processes in trials: test_trainable
@@ -60,7 +60,7 @@ def test_a_sweep_leaves_what_it_promises(nothing_left, tmp_path, capfd, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_the_default_sweep(nothing_left, tmp_path, capfd):
+def test_the_default_sweep(ray_cluster, tmp_path, capfd):
     """`python -m jobs.tune --space dct_momentum --num-samples 8`: ASHA stops some, and nothing is left."""
     argv = ["--space", "dct_momentum", "--num-samples", "8", "--max-concurrent", "1", "--run.output_dir", str(tmp_path)]
     code = run_main(tune.main, argv)
@@ -79,7 +79,7 @@ def test_the_default_sweep(nothing_left, tmp_path, capfd):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_population_based_training(nothing_left, tmp_path, capfd):
+def test_population_based_training(ray_cluster, tmp_path, capfd):
     """Four trials on room for one: they take turns, and who falls behind copies a better one, with changed settings."""
     argv = ["--space", "tests.jobs.sweep_spaces:OUTER", "--scheduler", "pbt", "--num-samples", "4", "--run.name", "s"]
     more = [

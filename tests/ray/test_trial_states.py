@@ -59,6 +59,7 @@ def run_config(folder, **options):
     return tune.RunConfig(storage_path=str(folder / "tune"), name="sweep", verbose=0, **options)
 
 
+@pytest.mark.slow
 def test_a_restored_sweep_finishes_the_rest_only(ray_cluster, tmp_path):
     base = base_config(tmp_path, ROUNDS, transport="local")
     space = Script({"one": {}, "twin": {}}).space()
@@ -103,6 +104,7 @@ def test_a_process_that_is_reused_becomes_the_next_trial(ray_cluster, tmp_path):
     assert nothing_is_left() == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Consider boosting PBT")  # reused processes lose checkpoints, see `trainable`
 def test_population_based_training_goes_on_from_the_better_trial(ray_cluster, tmp_path):
     base = base_config(tmp_path, ROUNDS, transport="local")

@@ -91,6 +91,10 @@ def test_environment_takes_json():
         (["--steps", "3"], "steps = 3: no such field; nearest: inner.steps"),
         (["--strateggy.topk", "3"], "strateggy = {'topk': 3}: no such field; nearest: strategy"),
         (["--strategy.topk", "many"], "strategy.topk = 'many': must be a whole number or null"),
+        (
+            ["--model.args", "{layers: 2}"],
+            """model.args = '{layers: 2}': must be names with values, in a shell as JSON: '{"name": 1}'""",
+        ),
         (["--strategy.topk", "0"], "strategy.topk = 0: must be greater than 0"),
         (["--strategy.inner_steps", "0"], "strategy.inner_steps = 0: must be greater than 0"),
         (["--inner.lr", "nan"], "inner.lr = nan: must be greater than 0"),
@@ -133,6 +137,9 @@ def test_what_the_strategy_says_is_said():
     assert "64" in line
 
 
+GROWS = ["--fleet.replicas", "[2, 3]", "--faults"]
+
+
 @pytest.mark.parametrize(
     ("argv", "begins"),
     [
@@ -161,6 +168,38 @@ def test_what_the_strategy_says_is_said():
         (
             ["--faults", '[{"do": "kill", "replica": 0, "round": 3, "phase": "checkpoint"}]'],
             "faults[0].round = 3: has no checkpoint (checkpoint.every = 10)",
+        ),
+        (
+            ["--faults", '[{"do": "join", "replica": 1, "round": 3}]'],
+            "faults[0].do = 'join': needs fleet.replicas: [min, max]",
+        ),
+        (
+            [*GROWS, '[{"do": "join", "replica": 0, "round": 3}, {"do": "join", "replica": 2, "round": 4}]'],
+            "faults[1].replica = 2: must leave fleet.replicas' min = 2 there until it joins, or no run could begin: 1",
+        ),
+        (
+            [
+                *GROWS,
+                '[{"do": "leave", "replica": 0, "round": 2}, {"do": "join", "replica": 0, "round": 4}, '
+                '{"do": "join", "replica": 2, "round": 3}]',
+            ],
+            "faults[2].replica = 2: must leave fleet.replicas' min = 2 there",
+        ),
+        (
+            [*GROWS, '[{"do": "join", "replica": 2, "round": 3}, {"do": "join", "replica": 2, "round": 5}]'],
+            "faults[1].round = 5: needs do: leave of replica 2 in an earlier round: it has joined by then",
+        ),
+        (
+            [*GROWS, '[{"do": "join", "replica": 2, "round": 3, "phase": "voted"}]'],
+            "faults.phase = 'voted': must be left out for do: join",
+        ),
+        (
+            [*GROWS, '[{"do": "join", "replica": 2, "round": 99}]'],
+            "faults[0].round = 99: is beyond the end of the run",
+        ),
+        (
+            [*GROWS, '[{"random": {"rate": 0.1, "kinds": ["join"]}}]'],
+            "faults.random.kinds = 'join': must be one or several of kill, ",
         ),
     ],
 )
@@ -293,3 +332,25 @@ def test_a_run_that_is_made_longer_or_shorter_goes_on_with_the_share_that_it_beg
         assert (
             load("--run.resume", "--inner.steps", steps, base=lambda given: str(file)).resolved().strategy.topk == 1520
         )
+
+
+SHARDED = ("--fleet.shards_per_replica", "2", "--fleet.resources_per_replica.CPU", "2")
+
+
+def test_what_shards_cannot_divide_is_refused_before_anything_starts():
+    assert problems(*SHARDED, "--inner.batch_size", "3") == [
+        "inner.batch_size = 3: must be a multiple of fleet.shards_per_replica = 2: it is the replica's, and each shard "
+        "takes its part"
+    ]
+    assert problems(*SHARDED, "--model.sharding", "none") == [
+        "model.sharding = 'none': must be fsdp2 or ddp with fleet.shards_per_replica = 2"
+    ]
+    assert problems("--model.sharding", "fsdp") == ["model.sharding = 'fsdp': must be fsdp2, ddp, none or null"]
+
+
+def test_shards_hold_parts_unless_told_otherwise():
+    config = load(*SHARDED)
+    assert config.model.sharded_as(config.fleet.shards_per_replica) == "fsdp2"
+    assert load(*SHARDED, "--model.sharding", "ddp").model.sharded_as(2) == "ddp"
+    assert TrainConfig().model.sharded_as(1) == "none"
+    assert load("--model.sharding", "fsdp2").model.sharded_as(1) == "fsdp2"

@@ -75,7 +75,9 @@ IDLE = {
         one("fleet.resources_per_replica.GPU", "1", "--fleet.transport", "local"),
         "fleet.resources_per_replica",
     ),
+    "spread of one process": (one("fleet.replica_spread", "pack"), "fleet.replica_spread"),
     "weights of a resumed run": (one("model.init_from", "x", "--run.resume", "true"), "model.init_from"),
+    "ddp of one shard": (one("model.sharding", "ddp"), "model.sharding"),
     "store": (one("tracking.uri", "http://x", "--tracking.enabled", "false"), "tracking.uri"),
     "experiment": (one("tracking.experiment", "x", "--tracking.enabled", "false"), "tracking.experiment"),
     "fault beyond the end": (one("faults", '[{"do": "kill", "replica": 1, "round": 51}]'), r"faults[0].round"),
@@ -85,6 +87,10 @@ IDLE = {
     ),
     "factor of a hang": (one("faults", '[{"do": "hang", "replica": 1, "round": 1, "factor": 3}]'), r"faults[0].factor"),
     "bits of a nan": (one("faults", '[{"do": "nan", "replica": 1, "round": 1, "bits": 3}]'), r"faults[0].bits"),
+    "shard that leaves": (
+        one("faults", '[{"do": "leave", "replica": 1, "round": 1, "shard": 1}]', "--fleet.shards_per_replica", "2"),
+        r"faults[0].shard",
+    ),
     "whose hang": (one("faults", '[{"do": "hang", "replica": 1, "round": 1, "whom": "node"}]'), r"faults[0].whom"),
 }
 
@@ -92,6 +98,7 @@ IDLE = {
 NO_JUDGE = one("scheduler", "none")
 IDLE_IN_A_SWEEP = {
     "lines": (one("run.log_every", "2"), "run.log_every"),
+    "orphan": (one("fleet.orphan_s", "9"), "fleet.orphan_s"),
     "grace": (one("grace", "9", *NO_JUDGE), "grace"),
     "clock": (one("time-attr", "outer_round", *NO_JUDGE), "time_attr"),
     "two objectives": (one("grace", "9", "--objective", "val_loss,bytes_up"), "grace"),
@@ -166,6 +173,7 @@ FAULT = {
     "factor": {"do": "slow", "factor": 3.0},
     "rounds": {"do": "slow", "rounds": 3},
     "bits": {"do": "corrupt", "bits": 3},
+    "shard": {"shard": 1},
 }
 
 
@@ -183,7 +191,8 @@ def test_every_field_of_an_entry_changes_the_run_or_is_refused():
     assert set(FAULT) == {field.name for field in dataclasses.fields(Fault)}
     usual = {"do": "hang", "replica": 1, "round": 1}
     for name, fields in FAULT.items():
-        changed, before = (load("--faults", json.dumps([usual | more])) for more in (fields, {}))
+        shards = ("--fleet.shards_per_replica", "2") if name == "shard" else ()
+        changed, before = (load(*shards, "--faults", json.dumps([usual | more])) for more in (fields, {}))
         assert plan(changed) != plan(before), name
     assert {"replicas", "label_selector"} == {field.name for field in dataclasses.fields(CohortSettings)}
 

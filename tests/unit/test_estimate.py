@@ -11,7 +11,7 @@ from jobs import train
 from jobs._main import run_main
 from ray_lowcomm.config import TrainConfig, load_config
 from ray_lowcomm.core.errors import ModelError
-from ray_lowcomm.estimate import Estimator, model_sizes, run_cost, sizes_of
+from ray_lowcomm.estimate import Estimator, run_cost, shard_sizes, sizes_of
 
 GPT = [
     *("--model.name", "byte_gpt", "--model.args", '{"layers": 1, "width": 20, "heads": 1}'),
@@ -121,7 +121,7 @@ def test_sizes_are_those_of_the_real_model(factories, factory, buffers):
     config = config_of(f"awkward_models:{factory}", width=5)
     config = config.model_copy(update={"model": type(config.model)(config.model.name, config.model.args, buffers)})
     before = torch.get_rng_state()
-    found = model_sizes(config)
+    found = shard_sizes(config)[0]
     assert torch.equal(torch.get_rng_state(), before)  # a run's weights do not depend on what was asked before
     assert found == sizes_of(Awkward(5), buffers)
     # tied three times and sent once, under its first name
@@ -131,7 +131,7 @@ def test_sizes_are_those_of_the_real_model(factories, factory, buffers):
 
 def test_a_model_too_large_for_this_machine_costs_no_memory():
     config = config_of("byte_gpt", layers=32, width=6144, heads=48, vocab_size=50304)
-    sizes = model_sizes(config)
+    sizes = shard_sizes(config)[0]
     assert sizes.layout.numel == 32 * (12 * 6144**2 + 4 * 6144) + 2 * 50304 * 6144 + 2 * 6144  # 15.1 billion
     cost = run_cost(config, sizes)
     assert cost.moved["up"] > 1e9
@@ -147,7 +147,7 @@ def test_a_model_is_built_once(factories, monkeypatch):
     import ray_lowcomm.estimate as module
 
     built = []
-    monkeypatch.setattr(module, "model_sizes", lambda config: built.append(config) or model_sizes(config))
+    monkeypatch.setattr(module, "shard_sizes", lambda config: built.append(config) or shard_sizes(config))
     estimator = Estimator()
     config = config_of("awkward_models:Awkward", width=5)
     first = estimator.cost(config)

@@ -1,5 +1,7 @@
 """What a replica is said to take of memory, against the tensors that are there."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from ray_lowcomm.core.settings import FleetSettings, InnerSettings, StrategySett
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.estimate import run_cost, sizes_of
 from ray_lowcomm.footprint import footprint
+from ray_lowcomm.process_size import CODE, process_bytes
 from tests.unit.engine.local_run import Setup, mlp
 
 CASES = {
@@ -63,6 +66,20 @@ def test_what_is_there_between_rounds(case, dtype, tmp_path):
     assert said.gradients == sum(p.numel() * p.element_size() for p in model.parameters())
     assert said.model + said.strategy == memory_of([*own, *kept])
     assert said.total == said.model + said.moments + said.gradients + said.strategy + said.round + said.process
+
+
+def test_a_step_that_gathers_has_the_room_of_the_next_round_beside_it():
+    said, layout = needed("topk_diloco", torch.float32)
+    assert said.lent == layout.nbytes
+    gathering = replace(said, gathered=2 * said.round)
+    assert gathering.total == said.total - said.round + layout.nbytes + 2 * said.round
+    assert replace(said, gathered=said.round - said.lent).total == said.total
+
+
+def test_a_process_without_a_model_takes_what_is_resident_and_code():
+    here = process_bytes()
+    assert CODE < here - CODE < 1 << 33
+    assert here - CODE == pytest.approx(process_bytes() - CODE, rel=0.2)
 
 
 def test_a_round_takes_a_vector_for_each_track_that_is_averaged_and_one_for_all_that_are_coded():

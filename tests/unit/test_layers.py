@@ -16,6 +16,7 @@ ALLOWED = {
     "core": {"core"},
     "strategies": {"core", "strategies"},
     "engine": {"core", "strategies", "engine"},
+    "integrations": {"core", "engine", "integrations"},
     "models": {"core", "models"},
     "data": {"core", "data"},
 }

@@ -91,10 +91,16 @@ def mesh():
     dist.destroy_process_group()
 
 
-def test_sharded_parameters_are_refused_with_a_clear_word(mesh) -> None:
+class Odd(torch.Tensor):
+    """A subclass that nothing is known of."""
+
+
+def test_distributed_parameters_are_taken_and_other_subclasses_refused(mesh) -> None:
     model = nn.Linear(2, 2)
     model.weight = nn.Parameter(distribute_tensor(model.weight.data, mesh))
-    with pytest.raises(ModelError, match=r"'weight' is a DTensor.*not supported"):
+    assert list(trainable_parameters(model)) == ["weight", "bias"]
+    model.bias = nn.Parameter(model.bias.data.as_subclass(Odd))
+    with pytest.raises(ModelError, match=r"'bias' is a Odd: of subclasses only DTensor"):
         trainable_parameters(model)
 
 

@@ -38,6 +38,24 @@ BAD: list[tuple[type, dict[str, Any], str]] = [
         {"collective": "nccl"},
         r"fleet\.collective = 'nccl': needs GPUs: .*resources_per_replica\.GPU: 1",
     ),
+    (s.FleetSettings, {"shards_per_replica": 0}, r"fleet\.shards_per_replica = 0: must be greater than 0"),
+    (s.FleetSettings, {"replica_spread": "spread"}, r"fleet\.replica_spread .*one of pack, strict_pack"),
+    (
+        s.FleetSettings,
+        {"shards_per_replica": 2, "resources_per_replica": {"CPU": 1, "GPU": 3}},
+        r"resources_per_replica\.GPU = 3: must be a multiple of fleet\.shards_per_replica = 2: each",
+    ),
+    (
+        s.FleetSettings,
+        {"shards_per_replica": 3, "resources_per_replica": {"CPU": 1, "label": 0.0002}},
+        r"resources_per_replica\.label = 0\.0002: must be at least 0\.0003, 0\.0001 for each shard",
+    ),
+    (
+        s.FleetSettings,
+        {"shards_per_replica": 2, "transport": "local"},
+        r"shards_per_replica = 2: needs .*transport: ray",
+    ),
+    (s.Fault, {"do": "kill", "replica": 0, "round": 1, "shard": -1}, r"faults\.shard = -1: must be 0 or greater"),
     (s.Fault, {"do": "drop", "replica": 0, "round": 1}, r"faults\.do = 'drop': must be one of kill, hang, nan"),
     (s.Fault, {"do": "slow", "replica": 0, "round": 1, "factor": 1}, r"faults\.factor = 1: must be greater than 1"),
     (s.Fault, {"do": "full_disk", "replica": 0, "round": 1, "phase": "inner"}, r"faults\.phase = 'inner': must be ch"),
@@ -75,3 +93,19 @@ def test_setting_errors_survive_being_sent_to_another_process() -> None:
     assert isinstance(error, LowCommError)
     assert (error.field, error.value, error.allowed) == ("strategy.topk", 0, "must be more")
     assert str(error) == "strategy.topk = 0: must be more"
+
+
+def test_shards_have_equal_parts_of_what_their_replica_has() -> None:
+    fleet = s.FleetSettings(shards_per_replica=3, resources_per_replica={"CPU": 4.0, "GPU": 6, "tag": 0.001, "none": 0})
+    share = fleet.resources_per_shard
+    assert share == pytest.approx({"CPU": 1.3333, "GPU": 2, "tag": 0.0003, "none": 0})
+    assert all(3 * share[name] <= amount for name, amount in fleet.resources_per_replica.items())
+    assert s.FleetSettings().resources_per_shard == {"CPU": 1.0}
+
+
+def test_a_replica_is_on_one_node_unless_it_may_be_spread() -> None:
+    whole = {"CPU": 4.0, "GPU": 2.0}
+    one = s.FleetSettings(shards_per_replica=2, resources_per_replica=whole)
+    assert (one.bundles, one.bundle) == (1, whole)
+    spread = s.FleetSettings(shards_per_replica=2, resources_per_replica=whole, replica_spread="pack")
+    assert (spread.bundles, spread.bundle) == (2, {"CPU": 2.0, "GPU": 1.0})

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from ray_lowcomm.core.tensor_file import DTYPES, PIECE, pieces, read
+from ray_lowcomm.core.tensor_file import DTYPES, PIECE, pieces, read, read_entry, read_header, skip_entry
 
 
 def written(tensors):
@@ -110,3 +110,39 @@ def test_a_file_that_is_cut_off(cut):
     if cut:
         with pytest.raises(ValueError, match="cut off"):
             read(io.BytesIO(data[:cut]), len(data))
+
+
+def test_a_region_is_read_without_the_rest():
+    whole = torch.arange(60.0).reshape(5, 4, 3)
+    data = written({"a": torch.ones(3), "w": whole, "z": torch.ones(())})
+    source = io.BytesIO(data)
+    first, w, last = read_header(source, len(data)).entries
+    skip_entry(source, first)
+    assert torch.equal(read_entry(source, w, (1, 0, 1), (3, 4, 2)), whole[1:4, :, 1:])
+    assert read_entry(source, last, (), ()).item() == 1.0
+    assert source.read() == b""
+
+
+def test_texts_beside_the_tensors_are_as_safetensors_has_them():
+    tensors, texts = {"a": torch.ones(3)}, {"a": 'of "b"', "format": "pt"}
+    data = b"".join(bytes(piece) for piece in pieces(tensors, texts))
+    header = read_header(io.BytesIO(data), len(data))
+    assert header.metadata == texts
+    assert torch.equal(load(data)["a"], tensors["a"])
+    assert load(save(tensors, texts))["a"].tolist() == read(io.BytesIO(data), len(data))["a"].tolist()
+
+
+def test_values_are_asked_for_one_by_one_in_the_order_of_the_file():
+    asked = []
+
+    def whole(tensor):
+        asked.append(tensor.dtype)
+        return tensor + 1
+
+    tensors = {"b": torch.ones(2, dtype=torch.float16), "a": torch.ones(2, dtype=torch.float64)}
+    parts = pieces(tensors, whole=whole)
+    next(parts)
+    assert asked == []
+    data = b"".join(map(bytes, parts))
+    assert asked == [torch.float64, torch.float16]
+    assert data == b"".join(tensors[name].add(1).numpy().tobytes() for name in ("a", "b"))

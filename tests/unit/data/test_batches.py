@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ray_lowcomm.core.errors import DataError
-from ray_lowcomm.data import Batches, ShardedSampler, in_order
+from ray_lowcomm.data import Batches, ShardedSampler, dealt_in_order, in_order
 from ray_lowcomm.data.samples import LabelledImages, Subset, TokenWindows, evenly_spaced
 
 
@@ -51,6 +51,36 @@ def test_a_batch_is_its_samples():
     batch = dataset.batch(np.array([3, 0, 7]))
     assert torch.equal(batch["input_ids"], torch.stack([dataset[i]["input_ids"] for i in (3, 0, 7)]))
     assert dataset[7]["input_ids"][0] == 56
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_parts_put_together_are_the_batches_of_one_process(shards):
+    dataset = windows(30)
+    whole = make(dataset, replicas=2, index=1, batch_size=4)
+    parts = [Batches(dataset, ShardedSampler(30, 2, 1, seed=0), 4, shard, shards) for shard in range(shards)]
+    for _ in range(9):
+        batch, dealt = next(whole), [next(part) for part in parts]
+        for name, wanted in batch.items():
+            assert torch.equal(torch.cat([one[name] for one in dealt]), wanted)
+        for part in parts:
+            assert part.state_dict() == whole.state_dict()
+            assert part.last.tolist() == whole.last.tolist()
+    assert sum(part.tokens for part in parts) == whole.tokens
+
+
+def test_a_batch_that_cannot_be_dealt_is_refused():
+    with pytest.raises(ValueError, match=r"batch_size = 4: must be at least 1, and a multiple of 3"):
+        Batches(windows(), ShardedSampler(100, 1, 0, seed=0), 4, 0, 3)
+
+
+@pytest.mark.parametrize(("length", "batch_size", "shards"), [(17, 16, 2), (7, 4, 4), (5, 8, 2), (6, 2, 3), (3, 3, 1)])
+def test_samples_in_order_are_dealt_once_in_as_many_batches_to_each(length, batch_size, shards):
+    dataset = Plain([(1,)] * length)
+    dealt = [list(dealt_in_order(dataset, batch_size, shard, shards)) for shard in range(shards)]
+    assert {len(batches) for batches in dealt} == {-(-length // batch_size)}
+    counted = [batch["label"][:size].tolist() for batches in zip(*dealt, strict=True) for batch, size in batches]
+    assert sorted(number for numbers in counted for number in numbers) == list(range(length))
+    assert all(len(batch["label"]) >= 1 for batches in dealt for batch, _ in batches)
 
 
 def test_a_run_too_short_for_a_window_is_repeated():

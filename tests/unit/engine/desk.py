@@ -16,7 +16,16 @@ class Desk:
     keywords are FleetSettings' fields."""
 
     def __init__(
-        self, replicas=3, *, run=None, checkpoint=None, restored=None, strategy=None, total=H * ROUNDS, **fleet
+        self,
+        replicas=3,
+        *,
+        run=None,
+        checkpoint=None,
+        restored=None,
+        strategy=None,
+        total=H * ROUNDS,
+        faults=(),
+        **fleet,
     ):
         own = {"name": "local_sgd", "inner_steps": H} | (strategy or {})
         strategy = strategies.resolve(StrategySettings(**own))
@@ -29,6 +38,7 @@ class Desk:
             directory="/runs/x",
             restore="/runs/x/checkpoints/round_000001" if restored else None,
             restored=restored,
+            faults=faults,
         )
         self.now = 0.0
         self.coordinator = Coordinator(self.plan, self.now)

@@ -11,6 +11,7 @@ from ray_lowcomm.core.adopt import Adopt
 from ray_lowcomm.core.settings import CheckpointSettings, FleetSettings, RunSettings, StrategySettings
 from ray_lowcomm.engine import checkpoint
 from ray_lowcomm.engine.book import RunPlan
+from ray_lowcomm.engine.inside import Alone
 from ray_lowcomm.engine.run_spec import RunSpec
 from ray_lowcomm.engine.storage import Storage
 from ray_lowcomm.transport.local import LocalFleet
@@ -102,7 +103,7 @@ OPTIMIZERS = {
 @dataclass
 class Setup:
     """A run. `strategy` are fields of StrategySettings, `fleet` of FleetSettings, `every` and `keep` of checkpoints;
-    `step_s` is the virtual time of an inner step."""
+    `step_s` is the virtual time of an inner step, or a function of the replica and the second that gives it."""
 
     directory: str
     strategy: dict
@@ -119,7 +120,8 @@ class Setup:
     seed: int = 0
     fleet: dict = field(default_factory=dict)
     skip_nonfinite: bool = True
-    step_s: float = 0.0
+    step_s: object = 0.0
+    inside: object = None  # the other shards of all replicas, where there are some
 
     def plans(self, resume):
         strategy = strategies.resolve(StrategySettings(**self.strategy))
@@ -138,7 +140,7 @@ class Setup:
             state_on_sync=self.state_on_sync,
             skip_nonfinite=self.skip_nonfinite,
         )
-        plan = RunPlan(run, saving, strategy, fleet, self.steps, self.directory)
+        plan = RunPlan(run, saving, strategy, fleet, self.steps, self.directory, faults=self.faults)
         if resume:
             plan = checkpoint.resumed(plan, checkpoint.find_newest(Storage(self.directory)))
         return plan, spec
@@ -162,6 +164,7 @@ class Setup:
 
         outcome = Outcome(LocalFleet(plan, spec, on_event), stop_at=stop_at)
         outcome.fleet.stop_wanted = lambda: outcome.stopping
+        outcome.fleet.inside = self.inside or Alone()
         try:
             outcome.fleet.run(lambda context: self.train(context, outcome))
         except JobKilled:
@@ -189,7 +192,8 @@ class Setup:
             loss = ((model(x.to(dtype_of(model))).float() - noisy) ** 2).mean()
             loss.backward()
             if self.step_s:
-                context.host.sleep(self.step_s)
+                seconds = self.step_s
+                context.host.sleep(seconds(index, context.host.clock()) if callable(seconds) else seconds)
             outcome.stopping = outcome.stopping or outcome.stop_at == (index, len(trace) + 1)
             step = replica.step_number
             replica.step(loss, tokens=8)

@@ -12,8 +12,8 @@ from ray_lowcomm.engine.membership import PRESENT
 from .desk import SIZE, Desk, H
 
 ROUNDS = 8
-# where a member that dies had parts of the last checkpoint to write, the run cannot have ended as it should
-EXCUSES = ("a replica died before the final model and checkpoint were whole",)
+# where the member that writes what is shared dies at the end, the run cannot have ended as it should
+EXCUSES = ("who was to write the final model and the shared state died before they were whole",)
 
 
 class Player:

@@ -10,7 +10,9 @@ from ray_lowcomm.core.settings import Fault
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.engine.buffers import BufferSync
 from ray_lowcomm.engine.inner_step import InnerStep
+from ray_lowcomm.engine.inside import Alone
 from ray_lowcomm.engine.skipping import Skipping
+from ray_lowcomm.engine.together import Together
 from ray_lowcomm.engine.watch import Watch
 from tests.unit.engine.own_loop import OwnLoop, net
 
@@ -318,7 +320,8 @@ def test_a_step_with_a_known_norm_clips_as_torch_does():
         model, reference = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
         reference.load_state_dict(model.state_dict())
         tracks = Tracks(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        inner = InnerStep(tracks, Watch(model, tracks), 0.5, None, None)
+        together = Together(Alone(), tracks, BufferSync(model, "average"))
+        inner = InnerStep(tracks, Watch(model, tracks), 0.5, None, None, together)
         for one in (model, reference):
             for parameter, gradient in zip(one.parameters(), gradients, strict=True):
                 parameter.grad = gradient.clone()

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from ray_lowcomm.core.errors import CheckpointError
-from ray_lowcomm.engine import duties
+from ray_lowcomm.engine import duties, restoring
 from ray_lowcomm.engine import storage as storage_module
 from ray_lowcomm.engine.checkpoint import (
     Source,
@@ -22,7 +23,8 @@ from ray_lowcomm.engine.checkpoint import (
 )
 from ray_lowcomm.engine.manifest import read_manifest, store_manifest
 from ray_lowcomm.engine.storage import Storage
-from ray_lowcomm.transport.local import Later, LocalLink
+from ray_lowcomm.transport.later import Later
+from ray_lowcomm.transport.local import LocalLink
 
 from .local_run import Setup
 from .test_resume import VARIANTS
@@ -194,27 +196,55 @@ def test_a_million_rounds_are_still_in_order(tmp_path):
     assert whole_checkpoints(storage) == ["round_999999", "round_1000000"]
 
 
+def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    setup = Setup(str(tmp_path), VARIANTS["dct"], replicas=2)
+    setup.go(kill_after=2)
+
+    def broken(storage, path, *what):
+        raise OSError("connection reset")
+
+    monkeypatch.setattr(restoring, "read_tensors", broken)
+    failure = setup.go(resume=True).failure
+    assert re.search(r"checkpoints/round_00000\d/shared.safetensors cannot be read: connection reset", failure)
+
+
 # ---- full disks, and writing beside -----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def full_disk(monkeypatch):
-    """Call with a test of paths: what is written there finds no room after its first bytes."""
+    """Call with a test of paths: what is written there finds no room after its first bytes (or meets another error)."""
     whole, refuse = Storage.write_pieces, [lambda path: False]
+    errors = [OSError(errno.ENOSPC, "No space left on device")]
 
     def write_pieces(self, path, pieces):
         def first():
             yield next(iter(pieces))
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise errors[-1]
 
         whole(self, path, first() if refuse[-1](path) else pieces)
 
     monkeypatch.setattr(Storage, "write_pieces", write_pieces)
-    return refuse.append
+
+    def refuse_more(test, *other):
+        refuse.append(test)
+        errors.extend(other)
+
+    return refuse_more
 
 
 def checksums(outcome):
     return {folder: manifest["files"] for folder, manifest in outcome.said("manifest")}
+
+
+def test_whatever_a_file_cannot_be_written_for_costs_that_checkpoint_and_names_the_file(tmp_path, full_disk):
+    file = "replica_0001.safetensors"
+    full_disk(lambda path: path == f"checkpoints/round_000002/{file}", RuntimeError("no such bucket"))
+    outcome = Setup(str(tmp_path), VARIANTS["dct"], replicas=2, every=2).go()
+    assert not outcome.failure
+    (said,) = [text for text in outcome.said("notice") if "given up" in text]
+    assert f"checkpoint of round 2 is given up: replica 1: {file}: RuntimeError: no such bucket" in said
+    assert list(checksums(outcome)) == ["checkpoints/round_000003", "checkpoints/round_000004"]
 
 
 @pytest.mark.parametrize("file", ["shared.safetensors", "replica_0000.safetensors", "replica_0001.safetensors"])

@@ -1,5 +1,7 @@
 """How a run ends: all finished, stopped, or failed."""
 
+import pytest
+
 from ray_lowcomm.core.wording import worded
 from ray_lowcomm.engine import messages as m
 
@@ -20,15 +22,48 @@ def test_the_run_ends_when_all_have_finished():
     assert desk.summary["rounds"] == ROUNDS
 
 
-def test_a_death_before_the_last_checkpoint_is_whole_fails_the_run():
+def at_the_end():
+    """Two replicas after the last commit: the lower one writes the model and what is shared."""
     desk = Desk(2)
     desk.begin()
     for _ in range(ROUNDS):
         desk.run_round()
-    desk.save(0)
+    return desk
+
+
+def saved(index, *files):
+    folder = f"checkpoints/round_{ROUNDS:06d}"
+    return m.Saved(index, ROUNDS, dict.fromkeys(files, (1, "a")), folder=folder)
+
+
+@pytest.mark.parametrize("first", ["dies", "saves"])
+def test_who_dies_before_its_part_of_the_last_checkpoint_is_written_is_done_without(first):
+    desk = at_the_end()
+    if first == "dies":
+        desk.lose(1)
+    desk.send(saved(0, "shared.safetensors", "replica_0000.safetensors"))
     desk.send(m.Finished(0, "final"))
-    desk.lose(1)
+    if first == "saves":
+        desk.lose(1)
+    assert desk.said("ended") == [True]
+    ((folder, manifest),) = desk.said("manifest")
+    assert set(manifest["files"]) == {"shared.safetensors", "replica_0000.safetensors"}
+    number = f"checkpoint of round {ROUNDS}"
+    assert desk.notices == [f"{number}: without the part of replica 1, which is lost"]
+    assert desk.summary["state_digests"] == {"0": "final"}
+
+
+@pytest.mark.parametrize("first", ["dies", "saves"])
+def test_the_run_fails_where_who_dies_had_the_model_and_the_shared_state_to_write(first):
+    desk = at_the_end()
+    if first == "dies":
+        desk.lose(0)
+    desk.send(saved(1, "replica_0001.safetensors"))
+    desk.send(m.Finished(1, "final"))
+    if first == "saves":
+        desk.lose(0)
     assert not desk.said("ended")
+    assert not desk.said("manifest")
     assert "go on with --run.resume" in worded(desk.failure, "command")
     assert 'go on with run={"resume": True}' in worded(desk.failure, "program")
 
@@ -268,3 +303,12 @@ def test_where_one_node_of_a_fixed_fleet_goes_the_next_round_is_saved_once():
     assert [c.checkpoint for c in desk.run_round()] == [None] * 2
     told = "replica 1: its node is being drained: a checkpoint is written with the next round"
     assert desk.notices.count(told) == 1
+
+
+def test_who_comes_to_a_run_that_has_failed_before_anybody_joined_leaves_again():
+    desk = Desk(2)
+    desk.send(m.Failed(0, "no trainable parameter", ""))
+    desk.join(1)
+    assert [type(answer) for answer in desk.answers[1]] == [m.Stop]
+    desk.send(m.Finished(1, None))
+    assert "no trainable parameter" in desk.coordinator.failure

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ray_lowcomm.core.fault import IN_A_ROUND, KINDS, Draw, Fault, RandomFaults, expanded
+from ray_lowcomm.core.fault import BY_CHANCE, IN_A_ROUND, Draw, Fault, RandomFaults, expanded
 
 from .local_run import Setup
 
@@ -95,7 +95,9 @@ def test_a_disk_that_is_full_costs_the_checkpoint_of_that_round(tmp_path, who):
     saved = [event.data[1]["round"] for event in outcome.events if event.kind == "manifest"]
     assert saved == [n for n in range(1, STEPS // H + 1) if n != 3]
     (said,) = [text for text in outcome.said("notice") if "is given up" in text]
-    assert f"checkpoint of round 3 is given up: replica {who}: OSError: [Errno 28]" in said
+    assert (
+        f"checkpoint of round 3 is given up: replica {who}: replica_000{who}.safetensors: OSError: [Errno 28]" in said
+    )
 
 
 def test_the_last_checkpoint_waits_for_room(tmp_path):
@@ -141,7 +143,7 @@ def test_the_same_schedule_gives_the_same_rounds_and_members(tmp_path):
 
 
 def test_draws_depend_on_seed_round_and_replica_alone():
-    def drawn(rate, seed, replicas, rounds, kinds=KINDS):
+    def drawn(rate, seed, replicas, rounds, kinds=BY_CHANCE):
         return set(expanded([RandomFaults(Draw(rate, seed, kinds))], replicas, rounds))
 
     many = drawn(0.1, 7, 4, 500)
@@ -150,7 +152,7 @@ def test_draws_depend_on_seed_round_and_replica_alone():
     assert drawn(0.1, 8, 4, 500) != many
     assert drawn(0.0, 7, 4, 500) == set()
     assert 0.08 < len(many) / 2000 < 0.12
-    assert {fault.do for fault in many} == set(KINDS)
+    assert {fault.do for fault in many} == set(BY_CHANCE)
     assert {fault.phase for fault in many} == {*IN_A_ROUND, "checkpoint"}
     assert {fault.phase for fault in many if fault.do == "full_disk"} == {"checkpoint"}
     named = Fault("kill", 0, 2)

@@ -137,6 +137,7 @@ def test_a_replica_that_was_given_up_and_comes_back_must_join_again():
     desk.join(1)
     desk.arrive(1)  # its old self, in between
     only(desk.take(1), m.Reset)
+    assert desk.summary["members_lost"] == 1
 
 
 def test_steps_given_up_are_counted_once_and_exactly():

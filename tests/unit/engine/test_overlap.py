@@ -87,11 +87,13 @@ def test_steps_are_counted_from_launch_to_launch_and_the_last_round_waits_for_no
 def test_a_slower_replica_takes_no_fewer_steps_than_its_round_is_late():
     desk = late(3, overlap=2, pace="by_speed")
     desk.begin()
-    for index, seconds in enumerate((1.0, 1.4, 100.0)):
+    for index, seconds in enumerate((1.0, 1.5, 100.0)):
         desk.arrive(index, compute_s=seconds)
     desk.take(0, 1, 2)
     desk.vote(0, 1, 2)
-    assert [c.inner_steps for c in desk.take(0, 1, 2)] == [H, 2, 2]
+    commits = desk.take(0, 1, 2)
+    assert [c.inner_steps for c in commits] == [H, 2, 2]
+    assert [c.beside for c in commits] == [2, 1, 1]  # from now on
 
 
 def test_who_is_lost_loses_the_steps_since_its_launch():
@@ -368,13 +370,13 @@ def test_auto_is_given_to_all_replicas_alike(tmp_path):
 def test_who_takes_as_few_steps_as_its_round_is_late_launches_at_once(tmp_path, monkeypatch, overlap):
     """A pace that leaves replica 1 no step more than it must take."""
 
-    def slow(pace, nominal, seconds, late=0):
-        return {member: nominal if member != 1 or not nominal else max(1, late) for member in seconds}
+    def slow(fleet, indices):
+        return {index: 0.001 if index == 1 else 1.0 for index in indices}
 
-    monkeypatch.setattr("ray_lowcomm.engine.closing.planned_steps", slow)
+    monkeypatch.setattr("ray_lowcomm.engine.pacing.shares_of", slow)
     outcome = Setup(str(tmp_path), TOPK | {"overlap_steps": overlap}, steps=4 * H, model=mlp()).go()
     assert not outcome.failure
     assert [record["step"] for record in outcome.records] == [H, 2 * H, 3 * H, 4 * H]
-    assert [len(outcome.trace[i]) for i in range(3)] == [4 * H, H + 3 * overlap, 4 * H]
+    assert [len(outcome.trace[i]) for i in range(3)] == [4 * H, 4, 4 * H]
     assert outcome.summary["inner_steps"] == sum(map(len, outcome.trace.values()))
     assert len(set(outcome.summary["state_digests"].values())) == 1

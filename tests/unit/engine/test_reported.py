@@ -164,6 +164,25 @@ def test_an_evaluation_that_fails_is_said_to_be_one(tmp_path):
     assert said == ["replica 0: `evaluate` failed at the end of round 0 with KeyError"]
 
 
+def test_an_export_that_fails_is_said_to_be_one(tmp_path):
+    def export(model, folder):
+        raise KeyError("image")
+
+    def loop(context, outcome):
+        model = net()
+        replica = context.wrap(model, torch.optim.SGD(model.parameters(), lr=0.01), export=export)
+        while not replica.finished:
+            loss = loss_of(model, context.index, replica.step_number)
+            loss.backward()
+            replica.step(loss)
+
+    outcome = _run(tmp_path, loop)
+    assert "KeyError" in outcome.failure
+    assert [text for text in outcome.said("notice") if "`export`" in text] == [
+        "replica 0: `export` failed with KeyError"
+    ]
+
+
 def test_an_evaluation_that_returns_something_else_is_one_line(tmp_path):
     def loop(context, outcome):
         model = net()

@@ -5,7 +5,8 @@ import pytest
 from ray_lowcomm.core.settings import CheckpointSettings, RunSettings
 from ray_lowcomm.core.wording import worded
 from ray_lowcomm.engine import messages as m
-from ray_lowcomm.engine.membership import paced, weights_of
+from ray_lowcomm.engine.membership import weights_of
+from ray_lowcomm.engine.pacing import shares, within
 
 from .desk import ROUNDS, SIZE, Desk, H, only
 
@@ -125,6 +126,7 @@ def test_a_vote_of_an_older_generation_is_not_counted():
     desk.take(0, 1)
     desk.vote(0, generation=1)
     only(desk.take(0), m.Reset)
+    assert not desk.said("record")
 
 
 def test_max_retries_ends_the_run_and_says_why():
@@ -184,6 +186,7 @@ def test_replicas_without_a_digest_are_not_compared():
     desk.begin()
     desk.arrive(0, 1, digest=None)
     only(desk.take(0, 1), m.Plan)
+    assert not desk.failure
 
 
 def test_a_replica_that_is_not_finite_sits_out_is_reset_and_counted():
@@ -319,11 +322,13 @@ def test_a_slower_replica_is_told_to_take_fewer_steps():
     ("seconds", "steps"),
     [
         ({0: 1.0, 1: 1.0}, {0: 32, 1: 32}),
-        ({0: 1.0, 1: 3.0}, {0: 32, 1: 10}),
+        ({0: 1.0, 1: 3.1}, {0: 32, 1: 10}),
+        ({0: 1.0, 1: 1.04}, {0: 32, 1: 32}),
+        ({0: 1.0, 1: 100.0}, {0: 32, 1: 1}),
         ({0: 0.0, 1: 3.0, 2: 1.5}, {0: 32, 1: 16, 2: 32}),
         ({0: 0.0}, {0: 32}),
         ({}, {}),
     ],
 )
 def test_pace_by_speed(seconds, steps):
-    assert paced(32, seconds) == steps
+    assert {index: within(share, 32) for index, share in shares(seconds).items()} == steps

@@ -82,6 +82,15 @@ def test_silent_while_training_through_two_rounds():
     assert desk.summary["caught_up_rounds"] == 2
 
 
+@pytest.mark.parametrize(("hushed", "lost"), [(True, H + 2), (False, H)])
+def test_one_that_dies_may_have_launched_and_gone_on_where_it_was_not_heard_of(hushed, lost):
+    desk = begun(strategy={"overlap_steps": 2})
+    if hushed:
+        desk.hush(1)
+    desk.lose(1)
+    assert_counted(desk, 0, lost=lost, members_lost=1)
+
+
 def test_silent_after_it_has_arrived():
     desk = begun()
     desk.arrive(1)

@@ -19,6 +19,10 @@ from ray_lowcomm.core.settings import FleetSettings
 FLEET = FleetSettings(replicas=3, deadline_s=10.0, hang_s=10.0)
 
 
+def process(replica, pid, steps):
+    return Process(replica, pid, tuple(map(float, range(steps))))
+
+
 def seen(*faults, gaps=(), missing=(), rounds=8, **more):
     """A run of 3 replicas, a round a second with 4 steps of each; `gaps`: extra seconds before a round; `missing`: who
     is not in a round. Faults happen half a second before the commit of their round."""
@@ -34,7 +38,7 @@ def seen(*faults, gaps=(), missing=(), rounds=8, **more):
                 run.faults_at[index] = at - 0.5 - dict(gaps).get(number, 0.0)
     run.fired = [dataclasses.asdict(fault) for fault in faults]
     done = {index: sum(4 for record in run.records if index in record["members"]) for index in range(3)}
-    run.processes = [Process(index, 10 + index, steps) for index, steps in done.items()]
+    run.processes = [process(index, 10 + index, steps) for index, steps in done.items()]
     run.summary = {"status": "finished", "state_digests": dict.fromkeys("012", "x"), "skipped_steps": 0, "goodput": 0.5}
     run.summary["inner_steps"] = sum(done.values())
     for name, value in more.items():
@@ -53,7 +57,10 @@ def test_the_matrix_has_each_cell_once():
     assert len(found) == len(set(found)) == len(KINDS) * len(PHASES) * len(PLACES) * len(MODES)
     assert {(place, number) for *_, place, number in found} == {("first", 1), ("middle", 1 + LAST // 2), ("last", LAST)}
     assert {cell.fault.replica for d in drills for cell in d.cells} == {HIT}
-    assert {cell.fault.seconds for d in drills for cell in d.cells if cell.fault.do in ("hang", "cut")} == {12.0}
+    away = [cell.fault for d in drills for cell in d.cells if cell.fault.do in ("hang", "cut")]
+    beside = [fault for fault in away if (fault.do, fault.phase) == ("hang", "checkpoint")]
+    assert {fault.seconds for fault in away if fault not in beside} == {12.0}
+    assert {fault.seconds for fault in beside} == {1.0}  # nobody waits for what is written beside training
     some = list(matrix(12.0, ["kill", "voted", "blocking"]))
     assert [d.name for d in some] == ["kill-voted-blocking"]
     for one in standard(12.0):
@@ -93,15 +100,15 @@ WRONG = {
     ),
     "failed": ({"error": "the driver is gone"}, "the run has not finished: the driver is gone"),
     "a survivor that was started again": (
-        {"processes": [Process(0, 10, 30), Process(0, 11, 18), Process(1, 12, 40), Process(2, 13, 48)]},
+        {"processes": [process(0, 10, 30), process(0, 11, 18), process(1, 12, 40), process(2, 13, 48)]},
         "survivor 0 had 2 processes",
     ),
     "a step of a survivor done twice": (
-        {"processes": [Process(0, 10, 49), Process(1, 12, 40), Process(2, 13, 48)]},
+        {"processes": [process(0, 10, 49), process(1, 12, 40), process(2, 13, 48)]},
         "survivor 0 took 49 steps, and 48 were shared",
     ),
     "a cut that ends a process": (
-        {"processes": [Process(0, 10, 48), Process(1, 12, 20), Process(1, 14, 20), Process(2, 13, 48)]},
+        {"processes": [process(0, 10, 48), process(1, 12, 20), process(1, 14, 20), process(2, 13, 48)]},
         "replica 1 had 2 processes, with 0 deaths",
     ),
 }
@@ -126,6 +133,24 @@ def test_others_may_not_stand_still_for_longer_than_the_deadline():
 def test_who_does_not_come_back_is_told_of():
     (problem,) = judged(seen(Fault("kill", 1, 3), missing={(n, 1) for n in range(3, 9)})).problems
     assert "replica 1 was not back" in problem
+
+
+def test_who_joins_has_recovered_when_it_takes_part():
+    away = {(n, 2) for n in range(1, 6)}
+    run = seen(Fault("kill", 1, 2), Fault("join", 2, 4), missing={(2, 1), *away})
+    killed, joined = rows(run, FLEET)
+    assert (killed.problems, joined.problems) == ((), ())
+    assert (killed.back, killed.recovery_s) == (3, 1.5)  # without who has not joined yet
+    assert (joined.cell, joined.members, joined.back, joined.recovery_s) == ("join/middle", [0, 1], 6, 2.5)
+    assert page("drill", [run], rows(run, FLEET)).count('class="fault"') == 2
+
+
+def test_who_leaves_may_have_a_second_process_when_it_joins_again():
+    run = seen(Fault("leave", 2, 2), Fault("join", 2, 4), missing={(n, 2) for n in (3, 4)})
+    run.processes.append(process(2, 20, 0))
+    assert [row.problems for row in rows(run, FLEET)] == [(), ()]
+    run.processes.append(process(2, 30, 0))
+    assert "replica 2 had 3 processes, with 1 deaths and leaves" in rows(run, FLEET)[0].problems[0]
 
 
 def test_the_page_has_a_timeline_and_loads_nothing():
@@ -174,17 +199,34 @@ def test_mistakes_are_said_in_a_line(tmp_path, capsys):
         drill.main(["--matrix", "--only", "kill,fire"])
 
 
-def test_a_schedule_of_ones_own_on_the_local_transport(tmp_path, capsys):
-    """The whole command, with all replicas in one process and in virtual time."""
+LOCAL = ["--fleet.transport", "local", "--inner.steps", "24", "--strategy.inner_steps", "4"]
+
+
+def played(tmp_path, capsys, schedule, *more):
+    """The whole command, with all replicas in one process and in virtual time: its rows."""
     file = tmp_path / "faults.json"
-    file.write_text('[{"do": "kill", "replica": 1, "round": 2}, {"do": "corrupt", "replica": 2, "round": 4}]')
-    argv = ["--faults", str(file), "--fleet.transport", "local", "--inner.steps", "24", "--strategy.inner_steps", "4"]
+    file.write_text(schedule)
+    argv = ["--faults", str(file), *LOCAL, *more]
     numbers = tmp_path / "numbers.json"
     argv += ["--run.output_dir", str(tmp_path), "--json", str(numbers), "--data.eval_samples", "8"]
     argv += ["--model.args", '{"layers": 1, "width": 16, "heads": 1}']
     assert run_main(drill.main, argv) == 0, capsys.readouterr()
-    found = json.loads(numbers.read_text())
+    return json.loads(numbers.read_text())
+
+
+def test_a_schedule_of_ones_own_on_the_local_transport(tmp_path, capsys):
+    schedule = '[{"do": "kill", "replica": 1, "round": 2}, {"do": "corrupt", "replica": 2, "round": 4}]'
+    found = played(tmp_path, capsys, schedule)
     assert [row["cell"] for row in found] == ["kill/inner/round 2", "corrupt/inner/round 4"]
     assert [row["members"] for row in found] == [[0, 2], [0, 1, 2]]
     assert {row["lost"][1] for row in found} == {0}
     assert (tmp_path / "drill.html").exists()
+
+
+def test_one_that_joins_on_the_local_transport(tmp_path, capsys):
+    (row,) = played(tmp_path, capsys, '[{"do": "join", "replica": 2, "round": 3}]', "--fleet.replicas", "[2, 3]")
+    assert (row["cell"], row["members"], row["back"]) == ("join/round 3", [0, 1], 4)
+    assert row["recovery_s"] > 0
+    assert row["lost"] == [0, 0]
+    (fired,) = json.loads((tmp_path / "drill-faults" / "faults_fired.json").read_text())
+    assert (fired["do"], fired["replica"], fired["round"], fired["phase"]) == ("join", 2, 3, None)

@@ -143,6 +143,27 @@ def test_bytes_cross_delayed_counted_and_nothing_is_left(real):
     assert not names & namespaces()
 
 
+REACH = (
+    "import socket, sys; socket.setdefaulttimeout(float(sys.argv[2]))\n"
+    "try: socket.create_connection((sys.argv[1], 9)); print('taken')\n"
+    "except OSError as error: print(type(error).__name__)"
+)
+
+
+def test_a_host_that_is_cut_off_answers_nobody_until_it_is_healed(real):
+    def reached(patience_s):
+        command = [sys.executable, "-c", REACH, links.address(1), str(patience_s)]
+        return links.start(0, command, stdout=subprocess.PIPE, text=True).communicate(timeout=60)[0].strip()
+
+    with Links(2, 0.01) as links:
+        assert reached(30) == "ConnectionRefusedError"  # it says that nobody listens
+        links.cut(1)
+        assert reached(0.5) == "TimeoutError"
+        links.heal(1)
+        assert reached(30) == "ConnectionRefusedError"
+        assert links.processes(1) == []
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_process_that_is_stopped_takes_its_hosts_down(real, sent):
     code = f"from ray_lowcomm.runtime.stopping import signals_interrupt\nwith signals_interrupt():\n  exec({HOLD!r})"

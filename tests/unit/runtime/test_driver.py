@@ -13,7 +13,8 @@ from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.book import RunPlan
 from ray_lowcomm.engine.membership import MemberState
 from ray_lowcomm.runtime import driver as driver_module
-from ray_lowcomm.runtime.attachment import Attachment
+from ray_lowcomm.runtime import last_words
+from ray_lowcomm.runtime.attachment import Attachment, LostShard
 from ray_lowcomm.runtime.driver import Driver
 
 PATIENCE_S = 60.0
@@ -270,12 +271,17 @@ def test_when_drained_nodes_cannot_be_learnt_of_it_is_said(tmp_path, monkeypatch
     run(scenario)
 
 
-def test_what_replicas_print_comes_as_events_once_and_in_order(tmp_path, monkeypatch):
+@pytest.fixture
+def rest_is_named(monkeypatch):
+    """What a process that is gone had printed last says which file it was read from."""
+
     async def rest_here(node, path, offset):
         return [f"rest of {path} on {node} from {offset}"]
 
-    monkeypatch.setattr(driver_module, "rest_on_node", rest_here)
+    monkeypatch.setattr(last_words, "rest_on_node", rest_here)
 
+
+def test_what_replicas_print_comes_as_events_once_and_in_order(tmp_path, rest_is_named):
     async def scenario():
         room = Room(tmp_path)
         room.processes[1].attachment = replace(room.processes[1].attachment, printed="file")
@@ -301,11 +307,38 @@ def test_what_replicas_print_comes_as_events_once_and_in_order(tmp_path, monkeyp
     run(scenario)
 
 
+def test_a_lost_shard_is_the_replicas_end_and_its_last_words_are_shown(tmp_path, rest_is_named):
+    async def scenario():
+        room = Room(tmp_path)
+        room.processes[1].attachment = replace(room.processes[1].attachment, printed="leaders")
+        await room.begin()
+        driver = room.driver
+        printed = asyncio.ensure_future(driver.printed(1, "first 1", ["a"], 4, 2))
+        await asyncio.sleep(0)
+        lost = LostShard(2, "process 9 was killed", "there", "its")
+        assert not await driver.shard_lost(1, "unknown", lost)
+        assert await driver.shard_lost(1, "first 1", lost)
+        assert room.state(1) is MemberState.OUT
+        assert not await driver.shard_lost(1, "first 1", lost)  # it has been heard of
+        await driver.all_printed()
+        said = [event.data for event in await driver.events(0, 0.01) if event.kind == "output"]
+        assert said == [
+            ("1.2", ["a"]),
+            (1, ["rest of leaders on here from 0"]),
+            ("1.2", ["rest of its on there from 4"]),
+        ]
+        text = "replica 1 is lost (its shard 2 is gone: process 9 was killed)"
+        assert len([one for one in await room.notices() if text in one]) == 1
+        printed.cancel()
+
+    run(scenario)
+
+
 def test_what_cannot_be_read_any_more_is_said(tmp_path, monkeypatch):
     async def gone(node, path, offset):
         raise OSError("no such node")
 
-    monkeypatch.setattr(driver_module, "rest_on_node", gone)
+    monkeypatch.setattr(last_words, "rest_on_node", gone)
 
     async def scenario():
         room = Room(tmp_path)
@@ -315,6 +348,6 @@ def test_what_cannot_be_read_any_more_is_said(tmp_path, monkeypatch):
         await room.until(lambda: "first 0" in room.driver._host.gone)
         await room.driver.all_printed()
         said = [event.data for event in await room.driver.events(0, 0.01) if event.kind == "output"]
-        assert said == [(0, ["… what it printed last is not known: file cannot be read (OSError: no such node)"])]
+        assert said == [(0, ["… what it printed last is not known: file cannot be read (OSError)"])]
 
     run(scenario)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from ray_lowcomm.core.settings import CohortSettings, FleetSettings
+from ray_lowcomm.core.settings import CohortSettings, Fault, FleetSettings
 from ray_lowcomm.engine.book import Event
 from ray_lowcomm.runtime.elastic import ElasticCohorts
 
@@ -31,9 +31,10 @@ class PaperGroups:
     removed: list = field(default_factory=list)
     given: set = field(default_factory=set)
 
-    def ask(self, each, label_selector, count=1):
-        name = f"group {len(self.asked)}"
-        group = SimpleNamespace(name=name, id=SimpleNamespace(hex=lambda: name), selector=dict(label_selector))
+    def ask(self, each, label_selector, count=1, name=""):
+        number = f"group {len(self.asked)}"
+        group = SimpleNamespace(name=number, id=SimpleNamespace(hex=lambda: number), selector=dict(label_selector))
+        group.count, group.known = count, name
         self.asked.append(group)
         return group
 
@@ -48,13 +49,15 @@ class PaperGroups:
 class Field:
     """Everything around the slots. Groups are numbered in the order in which they are asked for."""
 
-    def __init__(self, **fleet):
+    def __init__(self, faults=(), fired=(), **fleet):
         self.groups, self.started, self.notices, self.now = PaperGroups(), [], [], 0.0
         settings = FleetSettings(**{"replicas": [1, 3], "start_s": 100, "max_failures": 1, **fleet})
-        self.cohorts = ElasticCohorts(settings, self.start, self.notices.append, self.groups)
+        tell = lambda what, text: self.notices.append(text)  # noqa: E731
+        self.cohorts = ElasticCohorts(settings, self.start, tell, self.groups, faults, fired)
 
-    def start(self, index, place):
-        self.started.append(PaperCohort(index, place.group))
+    def start(self, number, first, replicas, place):
+        assert (number, replicas) == (first, 1)
+        self.started.append(PaperCohort(first, place.spots[0].group))
         return self.started[-1]
 
     def give(self, *numbers):
@@ -206,3 +209,50 @@ def test_at_the_end_of_the_run_nothing_is_asked_for_and_all_is_given_back():
     field.cohorts.give_back()
     assert field.groups.removed == ["group 0", "group 2", "group 1"]
     assert field.cohorts.cohorts() == []
+
+
+def test_who_is_held_back_is_asked_for_in_its_round():
+    field = Field([Fault("kill", 0, 2), Fault("join", 1, 5)])
+    assert len(field.groups.asked) == 2
+    field.give(0, 1)
+    assert [cohort.index for cohort in field.started] == [0, 2]
+    field.note("fired", 0)
+    field.tend()
+    assert len(field.groups.asked) == 2
+    field.note("fired", 1)
+    field.give(2)
+    field.give(2)
+    assert [cohort.index for cohort in field.started] == [0, 2, 1]
+
+
+def test_who_leaves_is_asked_for_anew_when_it_is_to_join():
+    faults = [Fault("leave", 0, 2), Fault("join", 0, 5)]
+    for fired in ([], [0]):  # from the start, and in a run that is resumed in between
+        field = Field(faults, fired)
+        assert len(field.groups.asked) == (2 if fired else 3)
+        if not fired:
+            field.give(0)
+            field.note("fired", 0)
+            field.note("left", 0)
+            field.started[0].end()
+        asked = len(field.groups.asked)
+        for _ in range(3):
+            field.tend()
+        assert len(field.groups.asked) == asked
+        field.note("fired", 1)
+        field.tend()
+        assert len(field.groups.asked) == asked + 1
+    assert len(Field(faults, [0, 1]).groups.asked) == 3
+
+
+def test_a_node_that_dies_with_one_that_is_held_back_is_not_replaced_at_once():
+    field = Field([Fault("leave", 0, 2), Fault("join", 0, 5)])
+    field.give(0)
+    field.note("fired", 0)
+    field.groups.given.clear()
+    field.tend()
+    field.tend()
+    assert (field.groups.removed, len(field.groups.asked)) == (["group 0"], 3)
+    field.note("fired", 1)
+    field.tend()
+    assert len(field.groups.asked) == 4

@@ -93,13 +93,13 @@ def test_the_summary_of_a_run_whose_driver_died_has_the_last_known_totals(tmp_pa
     class Fleet:
         """Two rounds, and then the driver does not answer."""
 
-        def __init__(self, plan, spec, on_event, *more):
+        def __init__(self, orders, on_event, living):
             self.on_event, self.summary = on_event, {}
 
         def stop(self, reason):
             pass
 
-        def run(self, loop):
+        def run(self):
             for number in (1, 2):
                 self.on_event(Event("totals", Totals(inner_steps=8 * number, tokens=80 * number).summary()))
                 self.on_event(Event("record", {"round": number, "loss": 1.0}))

@@ -90,6 +90,7 @@ def test_after_a_signal_a_reader_that_is_gone_harms_nobody(monkeypatch):
     reading, writing = os.pipe()
     monkeypatch.setattr(sys, "stdout", os.fdopen(writing, "w"))
     os.close(reading)
-    with signals_interrupt(), stop_in_order():
+    with signals_interrupt(), stop_in_order() as asked:
         signal.raise_signal(signal.SIGINT)
         print("the run was stopped", flush=True)
+        assert asked()

@@ -17,6 +17,12 @@ def test_the_trials_process_asks_for_nothing_and_each_replica_has_a_bundle():
     assert found.bundles == [{"CPU": 0.5, "GPU": 0.25}] * 3
 
 
+def test_shards_share_their_replicas_bundle_or_have_one_each():
+    shape = {"replicas": 2, "shards_per_replica": 4, "resources_per_replica": {"CPU": 8, "GPU": 4}}
+    assert trial_resources(config(**shape)).bundles == [{"CPU": 8.0, "GPU": 4.0}] * 2
+    assert trial_resources(config(**shape, replica_spread="pack")).bundles == [{"CPU": 2.0, "GPU": 1.0}] * 8
+
+
 def test_replicas_that_take_turns_need_one_bundle():
     found = trial_resources(config(replicas=3, transport="local", resources_per_replica={"CPU": 2}))
     assert not found.head_bundle_is_empty
