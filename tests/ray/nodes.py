@@ -62,17 +62,14 @@ class OwnCluster:
         # short: Ray's sockets are in there, and their paths have 107 bytes at most
         self.folder = Path(tempfile.mkdtemp(prefix="lowcomm", dir="/tmp"))
         self.environment = {**os.environ, "RAY_AUTH_MODE": "disabled", **environment}
-        self.port = free_port()
         self.started = []
-        options = ["--head", f"--port={self.port}", f"--num-cpus={cpus}", "--include-dashboard=false"]
-        if autoscaling is not None:
-            path = self.folder / "autoscaling.json"
-            path.write_text(autoscaling(f"{host()}:{self.port}"))
-            options.append(f"--autoscaling-config={path}")
-        self._start(options)
-        self.address = f"{host()}:{self.port}"
-        wait_until("the head's port", self._answers)
-        wait_until("the head", self.alive)
+        for _ in range(3):  # a port that was free may be another process's by the time the head wants it
+            self.port = free_port()
+            self.address = f"{host()}:{self.port}"
+            if self._head_answers(self._start([*self._head_options(autoscaling), f"--num-cpus={cpus}"])):
+                return
+            self._end_all()
+        raise AssertionError((self.folder / "log").read_text())
 
     def alive(self):
         """Ids of the live nodes, the head's included, with their CPUs."""
@@ -118,6 +115,10 @@ class OwnCluster:
 
     def close(self):
         """End all that was started here, whatever it has started in turn."""
+        self._end_all()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _end_all(self):
         known = {p for process in self.started for p in family(process.pid)}
         for process in self.started:
             process.terminate()
@@ -127,7 +128,20 @@ class OwnCluster:
                 process.kill()
         for process in self.started:
             process.wait(20)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.started.clear()
+
+    def _head_options(self, autoscaling):
+        options = ["--head", f"--port={self.port}", "--include-dashboard=false"]
+        if autoscaling is None:
+            return options
+        path = self.folder / "autoscaling.json"
+        path.write_text(autoscaling(self.address))
+        return [*options, f"--autoscaling-config={path}"]
+
+    def _head_answers(self, process):
+        """Whether the head lives and knows of itself."""
+        wait_until("the head", lambda: process.poll() is not None or (self._answers() and self.alive()))
+        return process.poll() is None
 
     def _start(self, options):
         folder = self.folder / f"n{len(self.started)}"  # raylets on one host must not share one
@@ -152,15 +166,19 @@ class OwnCluster:
         from ray._private.state import GlobalState
         from ray._raylet import GcsClientOptions
 
-        assert self.started[0].poll() is None, (self.folder / "log").read_text()
-        state = GlobalState()
-        state._initialize_global_state(
-            GcsClientOptions.create(self.address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
-        )
-        try:
-            return question(state)
-        finally:
-            state.disconnect()
+        options = GcsClientOptions.create(self.address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
+        deadline = time.monotonic() + COMING_S
+        while True:
+            assert self.started[0].poll() is None, (self.folder / "log").read_text()
+            state = GlobalState()
+            state._initialize_global_state(options)
+            try:
+                return question(state)
+            except ray.exceptions.RaySystemError:  # a busy head takes longer than Ray's client waits
+                if time.monotonic() > deadline:
+                    raise
+            finally:
+                state.disconnect()
 
     def _answers(self):
         with socket.socket() as sock:
