@@ -297,7 +297,7 @@ def refuse_idle(config: Any, given: Given, drawn: Callable[[], Collection[str]] 
     later = set(drawn()) if found or faults else set()
     for effect, name in found:
         if not {name, *effect.on} & later:
-            raise SettingError(name, value_of(config, name), _why(config, effect))
+            raise SettingError(name, value_of(config, name), _why(config, effect, name))
     if faults:
         fault_schedule.refuse_idle(config, any(name.startswith("strategy.") for name in later))
 
@@ -305,7 +305,7 @@ def refuse_idle(config: Any, given: Given, drawn: Callable[[], Collection[str]] 
 def remarks(config: Any, given: Given) -> tuple[str, ...]:
     """What a run of `config`, whose strategy is resolved, does not do though a setting may let one think so."""
     said = [
-        f"{name} = {value_of(config, name)!r}: {_why(config, effect)}"
+        f"{name} = {value_of(config, name)!r}: {_why(config, effect, name)}"
         for effect, name in _idle(config)
         if name in given.inherited
     ]
@@ -351,8 +351,9 @@ def _has(config: Any, name: str) -> bool:
     return hasattr(getattr(config, section), rest) if rest and hasattr(config, section) else hasattr(config, name)
 
 
-def _why(config: Any, effect: Effect) -> str:
-    there = ((name, value_of(config, name)) for name in effect.on)
+def _why(config: Any, effect: Effect, field: str) -> str:
+    """Of a `field` whose value has been said."""
+    there = ((name, value_of(config, name)) for name in effect.on if name != field)
     values = ", ".join(f"{name} = {value!r}" for name, value in there if value is not None) or f"no {effect.on[0]}"
     return f"has no effect with {values}: set {effect.wants}, or leave it out"
 

@@ -205,6 +205,7 @@ def test_what_has_no_effect_is_refused_with_what_to_do(case):
     (line,) = str(caught.value).splitlines()
     assert line.startswith(f"{field} = ")
     assert "has no effect with " in line or "beyond the end" in line
+    assert line.count(f"{field} = ") == 1
     assert "leave it out" in line or "must be a round that there is" in line
 
 
