@@ -12,12 +12,13 @@ PARAMETER_TRACKS = ("params", "grads")  # what `dense_bytes` counts
 STATE_DEPENDS_ON = frozenset(
     ("strategy.name", "strategy.variant", "strategy.residual", "inner.optimizer", "optimizer.moments")
 )
-# of another model the loading says which parameter does not fit; whole parameters are put together from any shards
 SHARDS = "fleet.shards_per_replica"
-NOT_COMPARED = frozenset(("model.layout", "model.dense_bytes", SHARDS))
+LAYOUT, DENSE_BYTES = "model.layout", "model.dense_bytes"
+# of another model the loading says which parameter does not fit; whole parameters are put together from any shards
+NOT_COMPARED = frozenset((LAYOUT, DENSE_BYTES))
 # what hashes cannot say
 ADVICE = {
-    "model.layout": "its trainable parameters have other names, shapes or types: build the same model in every "
+    LAYOUT: "its trainable parameters have other names, shapes or types: build the same model in every "
     "replica, and shard it alike",
     "model.frozen": "its frozen weights are others, and nobody ever exchanges them: load the same into every replica, "
     "or make them right at the start of the train function, where random numbers are still alike",
@@ -39,6 +40,8 @@ class Agreement:
             plan, self.settings = self._plan, mine
             self._schedule = strategies.schedule(plan.strategy, join.moments, plan.run.seed, plan.total)
         differing = {k: (v, self.settings.get(k)) for k, v in mine.items() if v != self.settings.get(k)}
+        if LAYOUT in differing:
+            differing.pop(DENSE_BYTES, None)  # follow from it
         return "; ".join(
             ADVICE.get(k, f"{k} is {v!r} there and {other!r} elsewhere") for k, (v, other) in differing.items()
         )
@@ -51,9 +54,9 @@ class Agreement:
 
     def changes_since(self, before: dict[str, str]) -> tuple[str, str]:
         """Settings that differ from those of a checkpoint: (such as make its state useless, others)."""
-        mine = self.settings
+        mine, before = {SHARDS: "1"} | self.settings, {SHARDS: "1"} | before  # older runs had replicas of one process
         names = sorted(n for n in mine.keys() | before.keys() if mine.get(n) != before.get(n) and n not in NOT_COMPARED)
-        if mine.get(SHARDS, "1") != before.get(SHARDS, "1"):  # what is frozen is cut elsewhere, and has other digests
+        if SHARDS in names:  # what is frozen is cut elsewhere, and has other digests
             names = [n for n in names if n != "model.frozen"]
         texts = {n: f"{n} was {before.get(n)}, is {mine.get(n)}" for n in names}
         fatal = [text for name, text in texts.items() if name in STATE_DEPENDS_ON]
@@ -61,7 +64,7 @@ class Agreement:
 
     def dense_bytes(self, ops: Sequence[SyncOp]) -> int:
         """Bytes of dense messages of the parameters, or of those fragments of them, that `ops` synchronise."""
-        parts = [int(nbytes) for nbytes in self.settings["model.dense_bytes"].split(",")]
+        parts = [int(nbytes) for nbytes in self.settings[DENSE_BYTES].split(",")]
         sent = {op.fragment for op in ops if op.track in PARAMETER_TRACKS}
         return sum(nbytes for fragment, nbytes in enumerate(parts) if None in sent or fragment in sent)
 

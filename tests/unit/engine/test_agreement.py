@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from ray_lowcomm.engine.agreement import Agreement
+from ray_lowcomm.engine import messages as m
+from ray_lowcomm.engine.agreement import ADVICE, SHARDS, Agreement
 
-from .desk import Desk
+from .desk import CONFIG, Desk
 from .local_run import Setup
 
-SETTINGS = {"fleet.shards_per_replica": "2", "model.frozen": "a/b", "model.layout": "c/d", "inner.steps": "8"}
+SETTINGS = {SHARDS: "2", "model.frozen": "a/b", "model.layout": "c/d", "inner.steps": "8"}
 
 
 def changes(now, before):
@@ -18,10 +19,23 @@ def changes(now, before):
     return agreement.changes_since(before)
 
 
-@pytest.mark.parametrize("shards", ["4", None])
-def test_frozen_weights_cut_for_other_shards_are_no_others(shards):
-    before = SETTINGS | {"fleet.shards_per_replica": shards, "model.frozen": "e", "inner.steps": "4"}
-    assert changes(SETTINGS, before) == ("", "inner.steps was 4, is 8")
+@pytest.mark.parametrize(("before", "was"), [({SHARDS: "4"}, 4), ({SHARDS: "1"}, 1), ({}, 1)])
+def test_other_shards_are_told_and_frozen_weights_cut_for_them_are_no_others(before, was):
+    rest = {"model.frozen": "e", "model.layout": "f", "inner.steps": "4"}
+    told = f"fleet.shards_per_replica was {was}, is 2; inner.steps was 4, is 8"
+    assert changes(SETTINGS, before | rest) == ("", told)
+
+
+def test_a_run_without_a_number_of_shards_had_replicas_of_one_process():
+    assert changes(SETTINGS | {SHARDS: "1"}, {n: v for n, v in SETTINGS.items() if n != SHARDS}) == ("", "")
+
+
+def test_what_follows_from_another_model_is_not_told_beside_it():
+    agreement, config = Agreement(Desk(2).plan), CONFIG | {"model.layout": "c"}
+    assert agreement.differences(m.Join(0, "", config)) == ""
+    told = agreement.differences(m.Join(1, "", config | {"model.layout": "d", "model.dense_bytes": "48"}))
+    assert told == ADVICE["model.layout"]
+    assert "model.dense_bytes is '48'" in agreement.differences(m.Join(1, "", config | {"model.dense_bytes": "48"}))
 
 
 def test_other_frozen_weights_are_told():
