@@ -30,6 +30,12 @@ class RunPlan:
     faults: tuple[Fault, ...] = ()
 
     @property
+    def head(self) -> dict[str, Any]:
+        """The fields of summary.json that are known before anything is trained."""
+        shards = self.fleet.shards_per_replica
+        return {"run_name": self.run.name, "strategy": self.strategy.name, "shards_per_replica": shards}
+
+    @property
     def fired(self) -> tuple[int, ...]:
         """Entries of the fault schedule that had happened when it was started."""
         return tuple((self.restored or {}).get("fired", ()))

@@ -139,7 +139,7 @@ class LowCommTrainer:
             except BaseException as error:
                 status = "failed" if isinstance(error, Exception) else "stopped"
                 reason = self._worded(describe(error)) if status == "failed" else "stopped from outside"
-                recorder.on_end(self._head() | {"status": status, "error": reason} | listener.summary)
+                recorder.on_end(plan.head | {"status": status, "error": reason} | listener.summary)
                 if status == "stopped":
                     recorder.on_notice(self._worded(folder.kept()))
                 raise
@@ -147,7 +147,7 @@ class LowCommTrainer:
             early = "stopped" if stopping else "incomplete"
             status = "failed" if listener.failure else "finished" if listener.complete else early
             reason = listener.failure or (stopping if status == "stopped" else "")
-            final = recorder.on_end(self._head() | {"status": status, "error": reason} | listener.summary)
+            final = recorder.on_end(plan.head | {"status": status, "error": reason} | listener.summary)
             if listener.failure:
                 raise FleetError(listener.failure + listener.hint)
             return Result(dict(final), folder.path)
@@ -289,11 +289,10 @@ class LowCommTrainer:
         said: tuple[str, ...] = judged(self._config(), arguments) if checked is None else checked.remarks()
         return said
 
-    def _head(self) -> dict[str, Any]:
-        return {"run_name": self.run.name, "strategy": self.strategy.name}
-
     def _info(self, folder: RunFolder) -> dict[str, Any]:
-        info: dict[str, Any] = {"replicas": self.fleet.size, "steps": self.steps, "transport": self.fleet.transport}
+        shards = self.fleet.shards_per_replica
+        info: dict[str, Any] = {"replicas": self.fleet.size} | ({"shards per replica": shards} if shards > 1 else {})
+        info |= {"steps": self.steps, "transport": self.fleet.transport}
         if folder.living is not None:
             info |= {"taken over at round": folder.start + 1}
         elif folder.newest is not None:

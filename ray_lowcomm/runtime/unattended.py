@@ -33,7 +33,7 @@ def see_out(driver: DriverActor, plan: RunPlan, spec: RunSpec, reason: str) -> N
 class _Files:
     def __init__(self, plan: RunPlan, spec: RunSpec, last: int) -> None:
         self._files, self._fired = RunFiles(plan.directory, last), FiredFaults(plan.directory, spec.faults, True)
-        self._head = {"run_name": plan.run.name, "strategy": plan.strategy.name}
+        self._head = plan.head
         self._status, self._error, self.over = "stopped", "", False
 
     def take(self, event: Event) -> None:

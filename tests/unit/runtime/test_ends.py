@@ -25,7 +25,7 @@ class Recorder:
         self.notices, self.rounds, self.dies_of = [], [], dies_of
 
     def on_start(self, info):
-        pass
+        self.info = dict(info)
 
     def on_round(self, record):
         self.rounds.append(record["round"])
@@ -49,12 +49,12 @@ def train(context):
         replica.step(loss)
 
 
-def trainer(folder, recorder, faults, transport="local", resume=False):
+def trainer(folder, recorder, faults, transport="local", resume=False, **fleet):
     return LowCommTrainer(
         train,
         16,
         strategy={"name": "diloco", "inner_steps": 4},
-        fleet={"replicas": 2, "transport": transport},
+        fleet={"replicas": 2, "transport": transport, **fleet},
         run={"output_dir": str(folder), "name": "r", "resume": resume, "eval_every": 0},
         checkpoint={"every": 1},
         faults=faults,
@@ -89,7 +89,8 @@ def test_a_fault_that_is_there_twice_happens_twice(tmp_path):
     assert len(json.loads((tmp_path / FIRED).read_text())) == 2
 
 
-def test_the_summary_of_a_run_whose_driver_died_has_the_last_known_totals(tmp_path, monkeypatch):
+@pytest.fixture
+def dying(monkeypatch):
     class Fleet:
         """Two rounds, and then the driver does not answer."""
 
@@ -109,6 +110,19 @@ def test_the_summary_of_a_run_whose_driver_died_has_the_last_known_totals(tmp_pa
     monkeypatch.setattr("ray_lowcomm.runtime.cluster.connect", lambda fleet, prints: False)
     monkeypatch.setattr("ray_lowcomm.runtime.cluster.surrounding_place", lambda fleet: None)
     monkeypatch.setattr("ray_lowcomm.runtime.sending.check_sendable", lambda loop: None)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_head_and_summary_say_how_many_shards_a_replica_has(tmp_path, dying, shards):
+    recorder = Recorder()
+    with pytest.raises(FleetError):
+        trainer(tmp_path, recorder, (), transport="ray", shards_per_replica=shards).fit()
+    of_shards = {"shards per replica": 2} if shards > 1 else {}
+    assert recorder.info == {"replicas": "2"} | of_shards | {"steps": 16, "transport": "ray"}
+    assert recorder.summary["shards_per_replica"] == shards
+
+
+def test_the_summary_of_a_run_whose_driver_died_has_the_last_known_totals(tmp_path, dying):
     recorder = Recorder()
     with pytest.raises(FleetError, match="the driver of the run is gone"):
         trainer(tmp_path, recorder, (), transport="ray").fit()
