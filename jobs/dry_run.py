@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from ray_lowcomm import strategies
 from ray_lowcomm.config import TrainConfig
+from ray_lowcomm.core.remarks import said
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.estimate import RunCost, replica_cost, run_cost, sizes_of_shards
@@ -77,7 +78,7 @@ def estimate(config: TrainConfig) -> tuple[dict[str, str], tuple[str, ...]]:
         phase = f", {fault.phase}" if fault.phase else ""
         lines[f"fault {number}"] = f"{fault.what}, replica {fault.replica}, round {fault.round}{phase}"
     of_data: tuple[str, ...] = getattr(dataset, "remarks", ())
-    return lines, config.remarks() + strategies.remarks(strategy, settings, steps) + of_data
+    return lines, config.remarks() + said(cost.remarks) + of_data
 
 
 def _late(config: TrainConfig, settings: StrategySettings, cost: RunCost) -> str:

@@ -24,6 +24,7 @@ from ray_lowcomm.core.moments import Moments
 from ray_lowcomm.core.names import trainable_parameters, work_dtype
 from ray_lowcomm.core.optimizers import Optimizers
 from ray_lowcomm.core.payload import Combine, Payload
+from ray_lowcomm.core.remarks import Remark, added_up
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import InnerSettings, ModelSettings
 from ray_lowcomm.core.sharding import Shard, check_cuttable, check_some
@@ -88,7 +89,8 @@ class RunCost:
 
     `moved` are bytes as in summary.json (keys up, down, buffer, wire_up, wire_down), of the replica with most;
     `collectives` counts the exchanges' operations by how they combine; shards of a replica have theirs at the same
-    time. `room`: bytes that the largest round takes beyond what is there between rounds, in one process.
+    time. `room`: bytes that the largest round takes beyond what is there between rounds, in one process. `remarks`:
+    what there is to say of the model with the strategy.
     """
 
     steps: int
@@ -97,6 +99,7 @@ class RunCost:
     moved: Bytes
     collectives: Mapping[Combine, int]
     room: int = 0
+    remarks: tuple[Remark, ...] = ()
 
 
 class Estimator:
@@ -196,7 +199,8 @@ def run_cost(config: TrainConfig, sizes: ModelSizes) -> RunCost:
         for message in messages if world > 1 else ():
             collectives[message.combine] += count
     room = max((_room(sizes.layout, [sent[op] for op in due], world) for due in rounds), default=0)
-    return RunCost(config.inner.steps, world, rounds.total(), dict(moved), dict(collectives), room)
+    said = strategies.remarks(strategy, settings, config.inner.steps)
+    return RunCost(config.inner.steps, world, rounds.total(), dict(moved), dict(collectives), room, said)
 
 
 def replica_cost(shards: Sequence[RunCost]) -> RunCost:
@@ -205,7 +209,8 @@ def replica_cost(shards: Sequence[RunCost]) -> RunCost:
     for one in shards:
         moved.update(one.moved)
     first = shards[0]  # has the buffers' operations beside those of all
-    return replace(first, moved=dict(moved), room=max(one.room for one in shards))
+    said = added_up(remark for one in shards for remark in one.remarks)
+    return replace(first, moved=dict(moved), room=max(one.room for one in shards), remarks=said)
 
 
 def _room(layout: Layout, messages: list[Message], world: int) -> int:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from ray_lowcomm.core.fault import joining
+from ray_lowcomm.core.remarks import said
 from ray_lowcomm.core.wording import option
 from ray_lowcomm.engine import answers, losses, pacing, rejections, serving
 from ray_lowcomm.engine import messages as m
@@ -84,7 +85,7 @@ def _agree(fleet: FleetState, join: m.Join) -> None:
     if differing:
         fleet.fail(f"replica {join.member} was started with other settings than the rest: {differing}")
     elif first:
-        for remark in join.remarks:
+        for remark in said(join.remarks):
             fleet.notice(remark)
         _compare_with_checkpoint(fleet)
 

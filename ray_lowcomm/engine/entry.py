@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from ray_lowcomm import strategies
 from ray_lowcomm.core import randomness
 from ray_lowcomm.core.errors import ExchangeError, FleetError, PayloadError
+from ray_lowcomm.core.remarks import Remark
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.catching_up import Behind, Lines, PastRound, fetch_missed
 from ray_lowcomm.engine.duties import Duties
@@ -162,7 +163,7 @@ class Entry:
             holds=holds,
         )
 
-    def _remarks(self) -> tuple[str, ...]:
+    def _remarks(self) -> tuple[Remark, ...]:
         left = unheld(self.state.tracks)
         of_strategy = strategies.remarks(self.state.strategy, self.spec.strategy, self.spec.steps)
         idle, alone = self.state.buffers.idle, unsaved_scheduler(self.parts)

@@ -7,6 +7,7 @@ and stays the same when the replica is started again; the driver gives each star
 from dataclasses import dataclass, field
 from typing import Any
 
+from ray_lowcomm.core.remarks import Remark
 from ray_lowcomm.core.schedule import SyncOp
 
 Bytes = dict[str, int]  # keys: up, down, buffer, wire_up, wire_down
@@ -24,7 +25,7 @@ class Join:
     digest: str
     config: dict[str, str]
     moments: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()  # what the user should know about this model with this strategy
+    remarks: tuple[Remark, ...] = ()  # what the user should know about this model with this strategy
     steps_lost: int = 0  # inner steps executed since the last commit and given up by this join
     skipped_lost: int = 0  # further ones that were skipped since then
     reason: str = ""

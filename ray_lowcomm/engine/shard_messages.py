@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from ray_lowcomm.core.errors import FleetError
+from ray_lowcomm.core.remarks import added_up
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.reported import over_shards
 from ray_lowcomm.engine.totals import root_of_squares
@@ -65,7 +66,7 @@ def _join(requests: Sequence[m.Join]) -> m.Join:
         holds=_joined_or_none([one.holds for one in requests]),
         config=_config([one.config for one in requests]),
         moments=_once(name for one in requests for name in one.moments),
-        remarks=_once(text for one in requests for text in one.remarks),
+        remarks=added_up(remark for one in requests for remark in one.remarks),
         reason=first_said([one.reason for one in requests]),
     )
 

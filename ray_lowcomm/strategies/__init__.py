@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 from typing import Any, Literal
 
 from ray_lowcomm.core.errors import SettingError
+from ray_lowcomm.core.remarks import Remark
 from ray_lowcomm.core.schedule import Schedule
 from ray_lowcomm.core.settings import FleetSettings, StrategySettings
 from ray_lowcomm.core.tracks import PARAMS, TrackSet
@@ -122,7 +123,7 @@ def schedule(settings: StrategySettings, moments: tuple[str, ...], seed: int, to
     return Schedule(entry.due(settings, moments, seed), total, entry.final, settings.fragments or 1)
 
 
-def remarks(strategy: Strategy, settings: StrategySettings, steps: int) -> tuple[str, ...]:
+def remarks(strategy: Strategy, settings: StrategySettings, steps: int) -> tuple[Remark, ...]:
     """What the user should know about this model with this strategy, in a run of so many inner steps."""
     return strategy.remarks() + algorithm(settings.name).remarks(strategy, settings, steps)
 

@@ -12,6 +12,7 @@ from ray_lowcomm.core.guards import all_finite
 from ray_lowcomm.core.layout import Layout
 from ray_lowcomm.core.outer import OuterOptimizer
 from ray_lowcomm.core.payload import Received
+from ray_lowcomm.core.remarks import Remark
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.track import Track
 from ray_lowcomm.core.weights import differences
@@ -183,7 +184,7 @@ class Anchored(Generic[Open]):
         """The anchor: better than any replica and than their mean (Streaming DiLoCo, 2501.18512)."""
         return self.anchor.values
 
-    def remarks(self) -> tuple[str, ...]:
+    def remarks(self) -> tuple[Remark, ...]:
         """Nothing to say."""
         return ()
 

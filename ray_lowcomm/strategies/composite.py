@@ -15,6 +15,7 @@ from ray_lowcomm.core.digest import digest_text
 from ray_lowcomm.core.fragments import Fragment, joined
 from ray_lowcomm.core.memory import uninitialised
 from ray_lowcomm.core.payload import Proposal, Received
+from ray_lowcomm.core.remarks import Counted, Remark, added_up
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.track import Track
@@ -103,15 +104,19 @@ class Composite:
             fragment.put(self.of(PARAMS, fragment.index).shared_parameters(), whole)
         return whole
 
-    def remarks(self) -> tuple[str, ...]:
-        """What the parts have to say, track by track, and of fragments the first one that has something to say."""
-        said: dict[str, tuple[str, ...]] = {}
+    def remarks(self) -> tuple[Remark, ...]:
+        """What the parts have to say, track by track: counts of all fragments together, all else of the first one that
+        has something to say."""
+        said: dict[str, list[Remark]] = {}
+        told: set[str] = set()
         for (track, number), part in self.parts.items():
             name = track if number is None else f"{track}, fragment {number} of {len(self.fragments)}"
-            remarks = part.remarks()
-            if remarks and track not in said:
-                said[track] = tuple(f"{name}: {remark}" for remark in remarks)
-        return tuple(remark for remarks in said.values() for remark in remarks)
+            remarks, found = part.remarks(), said.setdefault(track, [])
+            found += [replace(one, text=f"{track}: {one.text}") for one in remarks if isinstance(one, Counted)]
+            texts = [f"{name}: {one}" for one in remarks if isinstance(one, str)]
+            found += texts if track not in told else []
+            told |= {track} if texts else set()
+        return added_up(remark for remarks in said.values() for remark in remarks)
 
     def digest(self) -> str:
         """Hash of what the parts share. Only what has changed since the last call is read."""

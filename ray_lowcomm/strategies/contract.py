@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ray_lowcomm.core.payload import Proposal, Received
+from ray_lowcomm.core.remarks import Remark
 from ray_lowcomm.core.schedule import Due, SyncOp
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import TrackSet
@@ -102,7 +103,7 @@ class Strategy(Protocol):
         """The parameters to evaluate and to save, flat [n]; may be the strategy's own tensor: do not write to it."""
         ...
 
-    def remarks(self) -> tuple[str, ...]:
+    def remarks(self) -> tuple[Remark, ...]:
         """What the user should know about this model with this strategy; said once."""
         ...
 
@@ -134,6 +135,6 @@ class Algorithm:
     )
     unused: Callable[[StrategySettings], Mapping[str, str]] = field(default=lambda settings: {})
     check: Callable[[StrategySettings], None] = field(default=lambda settings: None)
-    remarks: Callable[[Strategy, StrategySettings, int], tuple[str, ...]] = field(default=lambda built, s, steps: ())
+    remarks: Callable[[Strategy, StrategySettings, int], tuple[Remark, ...]] = field(default=lambda built, s, steps: ())
     averages_moments: bool = False
     catches_up: Callable[[StrategySettings], bool] = field(default=lambda settings: True)

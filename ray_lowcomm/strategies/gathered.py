@@ -15,6 +15,7 @@ from ray_lowcomm.core.codecs.codec import Codec, Content, Reduce
 from ray_lowcomm.core.digest import digest_text
 from ray_lowcomm.core.errors import PayloadError
 from ray_lowcomm.core.payload import Payload, Received
+from ray_lowcomm.core.remarks import Remark
 from ray_lowcomm.strategies.anchor import Anchor, Anchored
 from ray_lowcomm.strategies.contract import State
 
@@ -221,6 +222,6 @@ class Gathered(Anchored[Open], Generic[Open]):
         own = {name: value.tolist() for name, value in self.combiner.shared_state().items()}
         return digest_text(f"{super().digest()}{sorted(own.items())}") if own else super().digest()
 
-    def remarks(self) -> tuple[str, ...]:
+    def remarks(self) -> tuple[Remark, ...]:
         """What the codec has to say."""
         return self.codec.remarks()

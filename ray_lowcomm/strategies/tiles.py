@@ -10,6 +10,7 @@ from typing import Any
 from ray_lowcomm.core.chunks import ChunkPlan
 from ray_lowcomm.core.codecs.topk import TopK, kept_per_chunk
 from ray_lowcomm.core.outer import OuterOptimizer
+from ray_lowcomm.core.remarks import Counted, Remark
 from ray_lowcomm.core.schedule import Due
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.track import Track
@@ -81,7 +82,7 @@ def _rounds(settings: StrategySettings, steps: int) -> int:
     return math.ceil(steps / (settings.inner_steps or 1))
 
 
-def too_few_rounds(strategy: Strategy, settings: StrategySettings, steps: int) -> tuple[str, ...]:
+def too_few_rounds(strategy: Strategy, settings: StrategySettings, steps: int) -> tuple[Remark, ...]:
     """A remark if a run of so many inner steps has too few rounds for a replica to send each entry once."""
     found = [part.codec for part in parts_of(strategy) if isinstance(part, Gathered)]
     codecs = [codec for codec in found if isinstance(codec, TopK)]
@@ -90,13 +91,11 @@ def too_few_rounds(strategy: Strategy, settings: StrategySettings, steps: int) -
     rounds, cuts = _rounds(settings, steps), [cut for codec in codecs for cut in codec.cuts]
     sent = sum(cut.group.count * min(cut.group.elements, rounds * cut.kept) for cut in cuts)
     entries = sum(codec.layout.numel for codec in codecs)
-    if sent == entries:
-        return ()
-    most = f"in {rounds} rounds a replica can send {100 * sent // entries}% of its entries"
+    most = f"in {rounds} rounds a replica can send {{rest}}% of its entries"
     ways = (
         "lower strategy.inner_steps or raise strategy.topk (topk_diloco and dct_momentum choose it, if it is left out)"
     )
-    return (f"{most}, so not all that it learns will be shared: {ways}",)
+    return (Counted(f"{most}, so not all that it learns will be shared: {ways}", entries - sent, entries),)
 
 
 def with_decay(settings: StrategySettings) -> StrategySettings:

@@ -9,6 +9,7 @@ from torch import nn
 from ray_lowcomm.config import TrainConfig
 from ray_lowcomm.core.errors import ModelError
 from ray_lowcomm.core.names import trainable_parameters
+from ray_lowcomm.core.remarks import said
 from ray_lowcomm.core.sharding import Shard
 from ray_lowcomm.estimate import replica_cost, run_cost, sizes_of_shards
 from ray_lowcomm.footprint import gathered_by
@@ -21,7 +22,7 @@ GPT = {"layers": 2, "width": 32, "heads": 2}
 def config_of(shards=1, sharding=None, model="byte_gpt", strategy="diloco"):
     return TrainConfig(
         model={"name": model, "sharding": sharding},
-        strategy={"name": strategy},
+        strategy={"name": strategy} if isinstance(strategy, str) else strategy,
         inner={"steps": 40, "batch_size": 8},
         fleet={"replicas": 3, "shards_per_replica": shards, "resources_per_replica": {"CPU": shards}},
     )
@@ -88,6 +89,16 @@ def test_an_inner_step_gathers_what_is_in_no_block_and_two_blocks():
     assert gathered_by(model, "fsdp2", False, "cpu") == 2 * (root + block)  # the next one comes later
     assert gathered_by(model, "ddp", accumulates=False) == every
     assert gathered_by(nn.Linear(2, 2), "none", accumulates=True) == 0
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "ddp"])
+def test_what_is_said_of_parameters_counts_the_whole_model(kind):
+    settings = {"name": "topk_diloco", "chunk_size": 16, "topk": 8}
+    costs = costs_of(ByteGPT(**GPT), config_of(2, kind, strategy=settings))
+    counts = [one.remarks[0] for one in costs]
+    both, rounds = replica_cost(costs).remarks
+    assert (both.part, both.whole) == (sum(c.part for c in counts), sum(p.numel() for p in ByteGPT(**GPT).parameters()))
+    assert said((both, rounds))[-1].startswith("in 3 rounds a replica can send 9% of its entries")
 
 
 class Scaled(nn.Module):

@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from ray_lowcomm.core.layout import Layout
+from ray_lowcomm.core.remarks import Remark
 
 Reduce = Literal["replicas", "senders"]
 Content = Any  # of a message: what a codec's own `encode` and `parse` give, for nobody else to look into
@@ -85,6 +86,6 @@ class Codec(Protocol):
         """Transform elements [n] in place; they stay where there is no transform."""
         ...
 
-    def remarks(self) -> tuple[str, ...]:
+    def remarks(self) -> tuple[Remark, ...]:
         """What the user should know about this model with this codec."""
         ...

@@ -48,6 +48,7 @@ from ray_lowcomm.core.digest import digest_text
 from ray_lowcomm.core.errors import PayloadError, SettingError
 from ray_lowcomm.core.guards import all_finite
 from ray_lowcomm.core.layout import Layout
+from ray_lowcomm.core.remarks import Counted, Remark
 from ray_lowcomm.core.staging import to_device
 
 SLAB = {"cpu": 1 << 18, "cuda": 1 << 23}  # elements worked on at once: a processor's cache; many for a GPU
@@ -113,14 +114,13 @@ class TopK:
         """Groups of which all is sent although less might be kept: indices and values would be larger."""
         return tuple(cut.group for cut in self.cuts if not cut.sparse and self.kept(cut.group.elements) < cut.kept)
 
-    def remarks(self) -> tuple[str, ...]:
+    def remarks(self) -> tuple[Remark, ...]:
         """Chunks that are sent whole, and values that are sent as they are, although the settings say otherwise."""
-        remarks = []
-        if groups := self.whole_groups:
-            elements = sum(group.count * group.elements for group in groups)
-            shapes = ", ".join("x".join(map(str, group.shape)) for group in groups[:5]) + (", …" if groups[5:] else "")
-            whole = f"{elements:,} of {self.layout.numel:,} parameters are sent whole, in chunks of {shapes}"
-            remarks.append(f"{whole}: indices and values would be larger")
+        text = "{part} of {whole} parameters are sent whole, in chunks of {shapes}: indices and values would be larger"
+        groups = self.whole_groups
+        shapes = tuple("x".join(map(str, group.shape)) for group in groups)
+        elements = sum(group.count * group.elements for group in groups)
+        remarks: list[Remark] = [Counted(text, elements, self.layout.numel, shapes)]
         if self.form != self.values:
             remarks.append(f"values are sent in full: tables for {self.values.bits} bits would be larger")
         return tuple(remarks)

@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from ray_lowcomm.core.errors import FleetError
+from ray_lowcomm.core.remarks import Counted, said
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.engine import answers
 from ray_lowcomm.engine import messages as m
@@ -72,6 +73,14 @@ def test_a_join_has_the_digests_and_settings_of_all_shards():
         holds="h/i",
     )
     assert merged([first, replace(other, holds=None)]).holds is None
+
+
+def test_what_is_said_of_parameters_counts_those_of_all_shards():
+    text = "{part} of {whole} parameters are sent whole, in chunks of {shapes}"
+    remarks = Counted(text, 0, 2402), Counted(text, 69, 2403, ("8x3", "45"))
+    one = merged([m.Join(0, "a", {}, remarks=(remark, "said by all")) for remark in remarks])
+    assert malformed(one, HANDLERS) == ""
+    assert said(one.remarks) == ("69 of 4,805 parameters are sent whole, in chunks of 8x3, 45", "said by all")
 
 
 def test_bytes_of_parts_that_a_shard_has_not_count_once():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ray_lowcomm.core.errors import SettingError
+from ray_lowcomm.core.remarks import said
 from ray_lowcomm.core.schedule import SyncOp
 from ray_lowcomm.core.settings import StrategySettings, TrackCodec
 from tests.contract.bench import Member, conclude, exchange, join, member, members, play_round, propose, train_to_launch
@@ -161,7 +162,7 @@ def test_each_track_is_sent_as_its_codec_says() -> None:
 
 def test_remarks_name_the_track() -> None:
     whole = TrackCodec(topk=6, chunk_size=4, value_bits=1)  # eight bits of indices cost more than the other signs
-    (remark,) = member(_case({"exp_avg": whole})).strategy.remarks()
+    (remark,) = said(member(_case({"exp_avg": whole})).strategy.remarks())
     assert remark.startswith("exp_avg: ")
 
 

@@ -317,8 +317,14 @@ def test_fragments_that_the_model_does_not_make_are_refused_where_it_is_known() 
         strategies.build(settings, members(Case("x", StrategySettings(name="ddp")), 1)[0].tracks)
 
 
-def test_a_remark_is_made_once_not_for_each_fragment() -> None:
+def test_a_remark_is_made_once_not_for_each_fragment(monkeypatch: pytest.MonkeyPatch) -> None:
     one = member(Case("x", StrategySettings(name="sparse_loco", inner_steps=4, fragments=2)))
-    remarks = one.strategy.remarks()
-    assert len(remarks) == len(set(remarks)) > 0
-    assert all(remark.startswith("params, fragment ") for remark in remarks)
+    (counted,) = one.strategy.remarks()
+    assert counted.whole == one.tracks.layout.numel
+    assert counted.part == sum(part.remarks()[0].part for part in one.strategy.parts.values()) > 0
+    assert str(counted).startswith(
+        f"params: {counted.part:,} of {counted.whole:,} parameters are sent whole, in chunks of"
+    )
+    for part in one.strategy.parts.values():
+        monkeypatch.setattr(part, "remarks", lambda: ("a text",))
+    assert one.strategy.remarks() == ("params, fragment 0 of 2: a text",)

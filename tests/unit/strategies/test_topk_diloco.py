@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ray_lowcomm import strategies
+from ray_lowcomm.core.remarks import said
 from ray_lowcomm.core.settings import StrategySettings
 from ray_lowcomm.core.tracks import Tracks
 
@@ -47,7 +48,7 @@ def _remarks(steps: int, **given: Any) -> tuple[str, ...]:
     model = nn.Linear(64, 64, bias=False)
     settings = strategies.resolve(StrategySettings(**given))
     strategy = strategies.build(settings, Tracks(model, torch.optim.AdamW(model.parameters())))
-    return strategies.remarks(strategy, settings, steps)
+    return said(strategies.remarks(strategy, settings, steps))
 
 
 @pytest.mark.parametrize("name", ["topk_diloco", "sparse_loco"])
