@@ -1,11 +1,12 @@
 """``python -m jobs.train --dry-run``: what a run would do and cost."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ray_lowcomm import strategies
 from ray_lowcomm.config import TrainConfig
 from ray_lowcomm.core.remarks import said
-from ray_lowcomm.core.settings import StrategySettings
+from ray_lowcomm.core.settings import FleetSettings, StrategySettings
 from ray_lowcomm.core.tracks import Tracks
 from ray_lowcomm.estimate import RunCost, replica_cost, run_cost, sizes_of_shards
 from ray_lowcomm.fault_schedule import faults_of
@@ -19,11 +20,13 @@ def print_dry_run(config: TrainConfig) -> None:
     lines, remarks = estimate(config)
     from ray_lowcomm.runtime.cluster import look_for_room
 
-    lines["room"] = look_for_room(config.fleet)
     for name, value in lines.items():
         print(f"{name:<16}{value}")
-    for remark in remarks:
-        print(remark)
+    try:
+        print(f"{'room':<16}{look_for_room(config.fleet)}")
+    finally:  # where there is none, the sums hold for where there is
+        for remark in remarks:
+            print(remark)
 
 
 def estimate(config: TrainConfig) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -67,11 +70,7 @@ def estimate(config: TrainConfig) -> tuple[dict[str, str], tuple[str, ...]]:
         "who is late": _late(config, settings, cost),
         "who joins": f"fetches {_bytes(_of_joiner(config, strategy, tracks))} from all members together"
         + (", for its first shard" if shards > 1 else ""),
-        "memory": _memory(
-            replace(needed, process=process),
-            config.fleet.transport == "ray",
-            "shard" if shards > 1 else "replica",
-        ),
+        "memory": _memory(replace(needed, process=process), config.fleet),
     }
     faults = faults_of(config.resolved())
     for number, fault in enumerate(faults):
@@ -107,20 +106,35 @@ def _share(settings: StrategySettings) -> str:
     return f", topk {settings.topk:,} of {chunk:,} ({settings.topk / chunk:.1%}) a round"
 
 
-def _memory(needed: Footprint, own_process: bool, of: str) -> str:
+def _memory(needed: Footprint, fleet: FleetSettings) -> str:
     """At the peak, and what of."""
-    parts = {
+    trained = {
         "model": needed.model,
         "gradients": needed.gradients,
         "optimizer": needed.moments,
         "strategy": needed.strategy,
         "a round": needed.round if needed.round == needed.beside else needed.lent,
         "what is gathered in a step": 0 if needed.round == needed.beside else needed.gathered,
+    }
+    own_process = fleet.transport == "ray"
+    beside = {
         "a checkpoint that is written": needed.checkpoint,
         "Python, torch and Ray": needed.process if own_process else 0,
     }
-    listed = ", ".join(f"{name} {_bytes(size)}" for name, size in parts.items() if size)
-    return f"about {_bytes(sum(parts.values()))} per {of} at its peak, without activations ({listed})"
+    of = "shard" if fleet.shards_per_replica > 1 else "replica"
+    if not own_process or not fleet.resources_per_replica.get("GPU"):
+        return _sum(trained | beside, f"per {of}")
+    own = f"its process about {_bytes(sum(beside.values()))} of the machine's memory ({_parts(beside)})"
+    unknown = "what CUDA takes of both, and copies of messages in the machine's memory"
+    return f"{_sum(trained, f'on the GPU of each {of}')}; {own}. Not known here, and on top of these: {unknown}"
+
+
+def _sum(parts: Mapping[str, int], where: str) -> str:
+    return f"about {_bytes(sum(parts.values()))} {where} at its peak, without activations ({_parts(parts)})"
+
+
+def _parts(parts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {_bytes(size)}" for name, size in parts.items() if size)
 
 
 def _bytes(count: float) -> str:

@@ -99,7 +99,9 @@ def look_for_room(settings: FleetSettings) -> str:
     source, address = named_cluster(settings)
     if not address:
         _check_this_machine(settings)
-        return f"this machine's {os.cpu_count()} CPUs, the only thing checked as no cluster is named (fleet.address)"
+        gpus = f" and {torch.cuda.device_count()} GPUs" if settings.resources_per_replica.get("GPU") else ""
+        checked = f"this machine's {os.cpu_count()} CPUs{gpus}"
+        return f"{checked}: nothing else is checked, as no cluster is named (fleet.address)"
     connected = connect(settings, prints=False)
     try:
         return check_room(settings) or f"there is room at {source} = {address}"
@@ -169,15 +171,15 @@ def _shown(settings: FleetSettings) -> object:
 
 
 def _check_this_machine(settings: FleetSettings) -> None:
-    """Before a cluster is started here, which takes a while: it cannot have more CPUs than the machine."""
-    others = {name: math.inf for name in settings.resources_per_replica if name != "CPU"}
-    _check_sums(settings, {"CPU": float(os.cpu_count() or 1), **others}, {})
+    """Before a cluster is started here, which takes a while: it cannot have more CPUs and GPUs than the machine."""
     needed, there = settings.min_replicas * settings.resources_per_replica.get("GPU", 0.0), torch.cuda.device_count()
+    others = dict.fromkeys(settings.resources_per_replica, math.inf)
     if settings.collective == "nccl" and needed > there:
         raise FleetError(
             f"fleet.collective = 'nccl': {needed:g} GPUs needed, torch finds {there} on this machine: use gloo, fewer "
             "replicas, or a cluster (fleet.address)"
         )
+    _check_sums(settings, others | {"CPU": float(os.cpu_count() or 1), "GPU": float(there)}, {})
 
 
 def _check_nodes(settings: FleetSettings) -> None:

@@ -5,8 +5,12 @@ import re
 import subprocess
 import sys
 
+import pytest
 from ray._private import ray_logging
 
+from ray_lowcomm.core.errors import FleetError
+from ray_lowcomm.core.settings import FleetSettings
+from ray_lowcomm.runtime.cluster import connect, look_for_room
 from ray_lowcomm.runtime.ray_private import silence_deaths
 
 
@@ -26,6 +30,24 @@ def test_a_path_too_long_for_sockets_is_one_line_with_what_to_do(tmp_path):
     )
     (line,) = done.stdout.splitlines()
     assert re.match(r"FleetError .*too long for them, .*x{100}.*RAY_TMPDIR=/tmp", line)
+
+
+@pytest.mark.parametrize("replicas", [2, (2, 4)])
+def test_gpus_that_this_machine_does_not_have_are_said_before_ray_is_started(monkeypatch, replicas):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", None)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    fleet = FleetSettings(replicas=replicas, resources_per_replica={"CPU": 1, "GPU": 2})
+    for look in (look_for_room, lambda fleet: connect(fleet, prints=False)):
+        with pytest.raises(FleetError, match=r"2 x 2 GPU = 4 GPU needed, 3 there, and no autoscaler .*; use fewer"):
+            look(fleet)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    assert look_for_room(fleet) == (
+        "this machine's 64 CPUs and 4 GPUs: nothing else is checked, as no cluster is named (fleet.address)"
+    )
+    assert look_for_room(FleetSettings()).startswith("this machine's 64 CPUs: nothing else")
 
 
 def test_of_a_workers_death_ray_says_nothing(monkeypatch):
