@@ -19,6 +19,7 @@ from ray_lowcomm.engine import checkpoint, reported
 from ray_lowcomm.engine import messages as m
 from ray_lowcomm.engine.exporting import save_model
 from ray_lowcomm.engine.loop_parts import LoopParts
+from ray_lowcomm.engine.manifest import shards_in
 from ray_lowcomm.engine.offer_names import own_offer, state_offer
 from ray_lowcomm.engine.round import Parties
 from ray_lowcomm.engine.run_spec import RunSpec
@@ -186,8 +187,11 @@ class Duties:
             shared, local = checkpoint.load_member(source, self._member, members, state.unshared, needs)
             if local is None:
                 state.load_as_joiner(shared)
-            else:
-                state.load(shared, local)
+                return
+            state.load(shared, local)
+            if shards_in(manifest) != needs.shard.count:  # each shard has loaded what the first one had done
+                _, tokens, _ = manifest["unshared"][str(self._member)]
+                self._work.cut_anew(tokens, needs.shard)
 
         state.together.all_well("a checkpoint", load, CheckpointError)
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ray_lowcomm.core.errors import ModelError
+from ray_lowcomm.core.sharding import Shard
 from ray_lowcomm.engine import reported
 
 
@@ -94,6 +95,10 @@ class Work:
         self.steps, self.tokens, self.loss = state["steps"], state["tokens"], state["loss"]
         self.skipped, self.beyond = state["skipped"], state["beyond"]
         self.own_metrics = {name: list(sums) for name, sums in state["own_metrics"].items()}
+
+    def cut_anew(self, tokens: int, shard: Shard) -> None:
+        """Go on with this shard's part of the `tokens` of a replica that had another number of shards."""
+        self.tokens = tokens // shard.count + (shard.number < tokens % shard.count)
 
     @property
     def mean_loss(self) -> float | None:

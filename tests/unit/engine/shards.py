@@ -33,10 +33,12 @@ class ShardedRun(Setup):
     bad: tuple[int, int] | None = None  # (replica, step) whose first sample is no number
     given: bool = False  # whether weights are loaded when the replica is there
     kill_after: int | None = None
+    stop_at: tuple[int, int] | None = None
     resume: bool = False
 
     def go(self, **options):
-        return super().go(**{"kill_after": self.kill_after, "resume": self.resume} | options)
+        given = {"kill_after": self.kill_after, "stop_at": self.stop_at, "resume": self.resume}
+        return super().go(**given | options)
 
     def train(self, context, outcome):
         model = net(seed=3)
@@ -68,6 +70,7 @@ class ShardedRun(Setup):
                     dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM)
                     parameter.grad /= context.shards
             losses.append(loss.item())
+            outcome.stopping = outcome.stopping or outcome.stop_at == (context.index, len(losses))
             replica.step(loss, tokens=8 // context.shards)
         outcome.begun[context.index] = {name: _whole(p) for name, p in model.named_parameters()}
 

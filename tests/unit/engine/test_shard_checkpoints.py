@@ -106,3 +106,17 @@ def test_a_run_goes_on_with_any_number_of_shards(name, before, after, begun, res
 def mean(shards, index, step):
     """Loss of a replica in a step."""
     return sum(shard["losses"][index][step] for shard in shards) / len(shards)
+
+
+def test_tokens_of_a_round_that_was_begun_with_other_shards_count_once(tmp_path):
+    setup = ShardedRun(f"{tmp_path}/run", {"name": "diloco", "inner_steps": 4}, replicas=2, steps=12, every=0)
+    (first,) = run({"run": replace(setup, stop_at=(1, 6))}, tmp_path / "before")["run"]
+    left = Storage(f"{setup.directory}/1/0")
+    begun = whole_manifest(left, f"checkpoints/{whole_checkpoints(left)[-1]}")
+    assert any(tokens for _, tokens, _ in begun["unshared"].values())
+    assert first["summary"]["tokens"] == begun["totals"]["tokens"] == 2 * 4 * 8
+    for shard in range(2):
+        shutil.copytree(f"{setup.directory}/1/0/checkpoints", f"{setup.directory}/2/{shard}/checkpoints")
+    shards = run({"run": replace(setup, shards=2, resume=True)}, tmp_path / "after")["run"]
+    counted = [shard["summary"]["tokens"] - begun["totals"]["tokens"] for shard in shards]
+    assert sum(counted) == 2 * 8 * 8
