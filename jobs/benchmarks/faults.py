@@ -4,7 +4,8 @@ Replicas on this machine, or on the Ray cluster of `--address`, learn the defaul
 overlapped. A run that nothing happens to, at full speed; then one in which each replica fails with the probability
 `--rate` in each round, by SIGKILL or by hanging for `--hang-s`, as drawn by `--seed`; then the same with the driver of
 the run killed so many times as well. In these an inner step takes `--step-s` at least, so a round is `--inner-steps`
-times as long.
+times as long. After each, at full speed again, an undisturbed run of as many inner steps as have reached a round in it:
+what failures have cost beside the steps.
 
 Goodput is inner steps that reached a committed round over those that all replicas could have taken in the time; that of
 the survivors leaves out who has failed, until it takes part in a round again.
@@ -40,6 +41,7 @@ RUNS = ("faults", "driver")
 LEAST, LEAST_OF_SURVIVORS, WORSE_BY = 0.90, 0.98, 0.003
 EVALUATED = 2048  # windows
 TABLE_WIDTH = 130
+AS_MANY = "undisturbed, as many steps"
 AWAY = 10  # rounds after a fault in which its replica may be away
 
 Row = dict[str, Any]
@@ -70,6 +72,8 @@ def run(options: argparse.Namespace, console: Console) -> tuple[Row, list[str]]:
         rows = [_row("undisturbed", patient, [], 0.0, console)]
         for name in options.runs:
             rows.append(_row(name, config, schedules[name], options.step_s, console))
+            as_many = replace(config.inner, steps=_steps_of_each(rows[-1], options))
+            rows.append(_row(AS_MANY, patient.model_copy(update={"inner": as_many}), [], 0.0, console))
     wide = Console(file=console.file, width=max(console.width, TABLE_WIDTH))
     wide.print(_table(rows), highlight=False)
     return {"rows": rows}, [problem for row in rows for problem in problems(row, rows[0])]
@@ -80,7 +84,7 @@ def problems(row: Row, undisturbed: Row) -> list[str]:
     name = row["run"]
     if row["problems"]:
         return [f"{name}: {problem}" for problem in row["problems"]]
-    if row is undisturbed:
+    if row is undisturbed or row["run"] == AS_MANY:
         return []
     found = []
     for what, least in (("all", LEAST), ("survivors", LEAST_OF_SURVIVORS)):
@@ -96,6 +100,11 @@ def problems(row: Row, undisturbed: Row) -> list[str]:
             f"{name}: the driver was started again {row['driver_restarts']} times, killed {row['driver_kills']}"
         )
     return found
+
+
+def _steps_of_each(row: Row, options: argparse.Namespace) -> int:
+    """Whole rounds of an undisturbed run that has as many inner steps as this one."""
+    return max(1, round(row["reached"] / (options.replicas * options.inner_steps))) * options.inner_steps
 
 
 def _faults(options: argparse.Namespace) -> list[Fault]:
@@ -165,6 +174,7 @@ def _row(name: str, config: TrainConfig, faults: Sequence[Fault], step_s: float,
         "fired": len(seen.fired),
         "driver_kills": sum(fault.whom == "driver" for fault in faults),
         "kinds": {kind: sum(fault["do"] == kind for fault in seen.fired) for kind in ("kill", "hang")},
+        "reached": sum(sum(record["steps"]) for record in seen.records),
         "lost": summary.get("lost_inner_steps"),
         "driver_restarts": summary.get("driver_restarts"),
         "val_loss": summary.get("val_loss"),

@@ -117,6 +117,13 @@ def test_what_does_not_hold_is_said(said):
     assert faults.problems(GOOD | WRONG[said], undisturbed) == [f"faults: {said}"]
 
 
+def test_it_is_compared_with_a_run_of_as_many_steps():
+    assert faults._steps_of_each({"reached": 4 * 24 * 181 + 40}, OPTIONS) == 181 * 24
+    assert faults._steps_of_each({"reached": 3}, OPTIONS) == 24
+    fewer = {"run": faults.AS_MANY, "problems": [], "val_loss": 9.0}
+    assert faults.problems(fewer, {"run": "undisturbed", "problems": [], "val_loss": 1.0}) == []
+
+
 def test_the_settings_are_those_of_a_run():
     config = faults._config(OPTIONS, "out").resolved()
     assert (config.inner.steps, config.strategy.inner_steps, config.strategy.overlap_steps) == (4800, 24, 6)
