@@ -29,11 +29,11 @@ def test_memory_of_a_gpu_and_of_its_process_are_told_apart(shards):
     assert re.match(rf"about [0-9.]+ KiB on the GPU of each {of} at its peak, without activations \(model ", on_gpu)
     assert "checkpoint" not in on_gpu
     assert "Python" not in on_gpu
-    own = r"about \S+ MiB of the machine's memory \(a checkpoint that is written [^,]+, Python, torch and Ray [^,]+\)."
-    assert re.match(own, host)
+    own = r"\(a checkpoint that is written [^,]+, Python, torch and Ray [^,]+\)\."
+    assert re.match(rf"about [0-9.]+ [MG]iB of the machine's memory {own}", host)
     assert "Not known here, and on top of these: what CUDA takes of both" in host
     on_cpu = memory(shards_per_replica=shards, resources_per_replica={"CPU": 2})
-    assert re.match(rf"about [0-9.]+ MiB per {of} at its peak, without activations \(model .*Python, torch", on_cpu)
+    assert re.match(rf"about [0-9.]+ [MG]iB per {of} at its peak, without activations \(model .*Python, torch", on_cpu)
     assert "GPU" not in on_cpu
 
 
