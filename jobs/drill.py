@@ -121,7 +121,7 @@ def _show(console: Console, table: Sequence[Any]) -> None:
     shown = Table(*COLUMNS, box=None, padding=(0, 1))
     for row in table:
         shown.add_row(*cells_of(row))
-    console.print(shown, width=max(console.width, WIDTH))
+    Console(file=console.file, width=max(console.width, WIDTH)).print(shown)
 
 
 def _cluster(config: TrainConfig) -> ExitStack:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+from rich.console import Console
 
 from jobs import drill
 from jobs._main import run_main
@@ -151,6 +152,18 @@ def test_who_leaves_may_have_a_second_process_when_it_joins_again():
     assert [row.problems for row in rows(run, FLEET)] == [(), ()]
     run.processes.append(process(2, 30, 0))
     assert "replica 2 had 3 processes, with 1 deaths and leaves" in rows(run, FLEET)[0].problems[0]
+
+
+def test_a_table_in_a_file_has_whole_names(tmp_path):
+    longest = Drill(
+        "corrupt-checkpoint-overlapped", "overlapped", 8, (Cell(Fault("corrupt", 1, 3, "checkpoint"), "middle"),)
+    )
+    run = dataclasses.replace(seen(Fault("corrupt", 1, 3, "checkpoint")), drill=longest)
+    with (tmp_path / "table").open("w") as file:
+        drill._show(Console(file=file, width=80), [judged(run)])
+    (head, line) = (tmp_path / "table").read_text().splitlines()
+    assert "steps lost" in head
+    assert line.split()[:2] == [longest.name, "corrupt/checkpoint/middle"]
 
 
 def test_the_page_has_a_timeline_and_loads_nothing():
