@@ -22,6 +22,7 @@ from ray_lowcomm.runtime.ray_private import (
     prepare_train_environment,
     sessions_of_their_own,
     silence_deaths,
+    silence_token_notice,
 )
 from ray_lowcomm.runtime.reach import check_reachable
 
@@ -48,6 +49,7 @@ def connect(settings: FleetSettings, prints: bool) -> bool:
         "log_to_driver": prints,
     }
     silence_deaths()
+    silence_token_notice()
     try:
         if address:
             check_reachable(address)

@@ -2,6 +2,7 @@
 this; tests/ray runs them."""
 
 import json
+import logging
 import math
 import os
 import re
@@ -91,6 +92,15 @@ def silence_deaths() -> None:
     filters: Any = stdout_deduplicator
     if filters.skip_re is None:
         filters.skip_re = re.compile("A worker died or was killed while executing a task")
+
+
+def silence_token_notice() -> None:
+    """Keep Ray's notice that a local cluster asks for a token off the terminal: there is nothing to do about it."""
+    logging.getLogger("ray._private.authentication.authentication_token_setup").addFilter(_no_token_notice)
+
+
+def _no_token_notice(record: logging.LogRecord) -> bool:
+    return "Token authentication is enabled" not in record.getMessage()
 
 
 @contextmanager
