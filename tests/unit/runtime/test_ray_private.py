@@ -13,9 +13,15 @@ def told(monkeypatch):
     texts, handler = [], logging.Handler()
     monkeypatch.setattr(handler, "emit", lambda record: texts.append(record.getMessage()))
     monkeypatch.setattr(setup.logger, "filters", [])
+    # what a cluster that this process has had may have left
+    monkeypatch.setattr(setup.logger, "disabled", False)
+    monkeypatch.setattr(logging.root.manager, "disable", logging.NOTSET)
+    before = setup.logger.level
+    setup.logger.setLevel(logging.WARNING)
     setup.logger.addHandler(handler)
     yield texts
     setup.logger.removeHandler(handler)
+    setup.logger.setLevel(before)
 
 
 def test_that_a_local_cluster_asks_for_a_token_is_not_told_but_that_it_does_not_is(told):
