@@ -40,8 +40,8 @@ SAYS = "goodput and loss with random failures, and the driver killed"
 RUNS = ("faults", "driver")
 LEAST, LEAST_OF_SURVIVORS, WORSE_BY = 0.90, 0.98, 0.003
 EVALUATED = 2048  # windows
-TABLE_WIDTH = 130
-AS_MANY = "undisturbed, as many steps"
+TABLE_WIDTH = 140
+AS_MANY = "as many steps"  # undisturbed
 AWAY = 10  # rounds after a fault in which its replica may be away
 
 Row = dict[str, Any]
