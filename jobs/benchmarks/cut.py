@@ -26,7 +26,7 @@ from rich.table import Table
 from jobs.benchmarks.cut_run import Outing
 from jobs.benchmarks.cut_watch import FOREIGN, Life, Watch, lives_of
 from jobs.benchmarks.link_hosts import RayHosts
-from jobs.benchmarks.link_loop import model_args, utilised
+from jobs.benchmarks.link_loop import add_course_options, model_args, utilised
 from jobs.benchmarks.links import Links, lacking
 from ray_lowcomm.core.errors import FleetError
 
@@ -41,15 +41,10 @@ Row = dict[str, Any]
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
+    add_course_options(parser)
     add = parser.add_argument
-    add("--mbit", type=float, default=20.0, help="rate of the links, each way (default 20)")
-    add("--rtt-ms", type=float, default=20.0, help="round-trip time between two hosts (default 20)")
     add("--short-s", type=float, default=10.0, help="seconds of the short cut (default 10)")
     add("--long-s", type=float, default=90.0, help="seconds of the long one (default 90)")
-    add("--model", default="{layers: 4, width: 128, heads: 2, tied: true}", help="model.args of the byte GPT, in YAML")
-    add("--step-s", type=float, default=0.25, help="seconds of an inner step (default 0.25)")
-    add("--inner-steps", type=int, default=16, help="H (default 16)")
-    add("--overlap-steps", type=int, default=14, help="(default 14)")
     add("--back-s", type=float, default=60.0, help="seconds of rounds after all are back (default 60)")
 
 

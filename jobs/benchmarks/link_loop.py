@@ -5,6 +5,7 @@ gradients are finite, and the optimizer's step. All else of `replica.step` and `
 waits, and what the outer step computes.
 """
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -129,6 +130,17 @@ class Loop:
         if step < self.until:
             time.sleep(self.step_s or 0.0)
         return torch.ones(())
+
+
+def add_course_options(parser: argparse.ArgumentParser) -> None:
+    """Options of benchmarks in which something is done to one of the links of a run that overlaps."""
+    add = parser.add_argument
+    add("--mbit", type=float, default=20.0, help="rate of the links, each way (default 20)")
+    add("--rtt-ms", type=float, default=20.0, help="round-trip time between two hosts (default 20)")
+    add("--model", default="{layers: 4, width: 128, heads: 2, tied: true}", help="model.args of the byte GPT, in YAML")
+    add("--step-s", type=float, default=0.25, help="seconds of an inner step (default 0.25)")
+    add("--inner-steps", type=int, default=16, help="H (default 16)")
+    add("--overlap-steps", type=int, default=14, help="(default 14)")
 
 
 def model_args(text: str) -> dict[str, Any]:

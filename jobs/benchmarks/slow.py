@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs.benchmarks.link_hosts import RayHosts
-from jobs.benchmarks.link_loop import BATCH, LENGTH, model_args, utilised
+from jobs.benchmarks.link_loop import BATCH, LENGTH, add_course_options, model_args, utilised
 from jobs.benchmarks.links import Links, lacking
 from jobs.benchmarks.slow_run import Course, Ran
 
@@ -37,15 +37,10 @@ Row = dict[str, Any]
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
+    add_course_options(parser)
     add = parser.add_argument
-    add("--mbit", type=float, default=20.0, help="rate of the links, each way (default 20)")
     add("--slow-mbit", type=float, default=2.0, help="rate of the slow one (default 2)")
-    add("--rtt-ms", type=float, default=20.0, help="round-trip time between two hosts (default 20)")
     add("--hosts", type=int, default=4, help="replicas, each on a host of its own (default 4)")
-    add("--model", default="{layers: 4, width: 128, heads: 2, tied: true}", help="model.args of the byte GPT, in YAML")
-    add("--step-s", type=float, default=0.25, help="seconds of an inner step (default 0.25)")
-    add("--inner-steps", type=int, default=16, help="H (default 16)")
-    add("--overlap-steps", type=int, default=14, help="(default 14)")
     add("--rounds", type=int, default=45, help="of each run (default 45)")
 
 
